@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.budget.governor import IN_PARTS, KINDS, MAX_STRIDE, Governor
+from sonde.budget.governor import IN_PARTS, Governor
 from sonde.budget.ledger import Ledger
+from sonde.budget.strides import KINDS, MAX_STRIDE
 from sonde.budget.thread_clock import ThreadClock
 
 RARE = {"activations": 0.1, "inspect": 0.1}
@@ -396,7 +397,7 @@ def test_what_happens_once_is_paid_for_but_not_expected_again():
     training = resnet(compile_s=3.0).run(1)
     assert training.ledger.spent_s > 3.5
     training.run(50)
-    assert training.governor._cost("scalars") < 0.01
+    assert training.governor.costs.of("scalars") < 0.01
 
 
 def test_time_without_recording_is_saved_up_to_the_seconds():
@@ -534,7 +535,7 @@ def test_ranks_with_different_strides_record_common_steps() -> None:
     for stride in (3.1, 5.0):
         governor = Governor(Ledger(0.01, seconds=0.0), is_aligned=True)
         governor.strides = dict.fromkeys(KINDS, stride)
-        governor._costs = {kind: deque([(0, 1e-3)]) for kind in KINDS}
+        governor.costs.measured = {kind: deque([(0, 1e-3)]) for kind in KINDS}
         recorded.append({step for step in range(1, 200) if governor.choose(step, ["grads"])})
     assert recorded[1] <= recorded[0]
     assert recorded[1] == set(range(8, 200, 8))

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import sonde
-from sonde.budget.governor import KINDS, Governor
+from sonde.budget.governor import Governor
 from sonde.budget.ledger import imports_s
 from sonde.budget.meter import Meter
+from sonde.budget.strides import KINDS
 from sonde.session.training import budget as governing
 from sonde.show.coverage import overhead_sentence
 from sonde.show.summary import describe
@@ -187,7 +188,7 @@ def test_memory_pressure_is_reported_and_leaves_gradients(begin, reopen, monkeyp
 def test_telling_batches_apart_is_not_an_inspection(begin):
     session = begin(budget=None)
     train(session, 45, inspect=sonde.every(10))
-    costs = session.steps.training.governing.governor._costs
+    costs = session.steps.training.governing.governor.costs.measured
     assert {step % 10 for step, _ in costs["inspect"]} == {0}
     assert len(costs["scalars"]) > 10, "it is part of the account all the same"
 

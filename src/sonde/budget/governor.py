@@ -14,28 +14,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from sonde.budget.contrast import Contrast
+from sonde.budget.costs import Costs
 from sonde.budget.ledger import Ledger
 from sonde.budget.scale import Scale
+from sonde.budget.strides import COME_FIRST, KINDS, MAX_STRIDE, differ, shared_strides
 
-KINDS: Final = ("scalars", "grads", "optimizer", "activations", "inspect", "finite")
-"""Parameters, updates and optimizer states are read and thinned together, as "optimizer". Scalars are the numbers that
-sonde logs itself: loss, learning rate, identity of the batch, direction of the gradient."""
 IN_PAIRS: Final = "scalars"
 """Recorded at two successive steps at a time: the direction of the gradient is compared with that of the step
 before."""
 _ALIGNED: Final = frozenset({"grads", "optimizer"})
 IN_PARTS: Final = ("activations", "inspect")
 """Kinds that may record some modules at one step and the others at later ones."""
-GRADS_STRIDE: Final = 10
-"""Gradients are recorded at least this often, if they fit into the budget at all."""
-MAX_STRIDE: Final = 1000
 MAX_PARTS: Final = 64
 _REVIEW_STEPS: Final = 50
 _REVIEW_S: Final = (0.25, 30.0)
@@ -56,23 +51,13 @@ _LOOK_AHEAD: Final = 200
 _SOON: Final = 0.2
 """What is due within this fraction of its stride is recorded together with what is due now, in a step that is followed
 anyway."""
-_SCALARS_SHARES: Final = (0.05, 0.25)
-"""The fraction of the budget that scalars may use, and the check for non-finite values: at least, and at most, where
-gradients need the rest."""
-_GRADS_SHARES: Final = (0.5, 0.9)
-"""The fraction of the budget that gradients may use, and may use to be recorded at least every tenth step."""
 _LEAST_SHARE: Final = 0.3
 """The fraction of the budget that is used for recording even if more was spent than allowed: a run without records
 would be worth nothing, and the rest pays back."""
-_KEPT: Final = 20
-_RECENT: Final = 100
-"""Older costs are discarded, as long as there are a few newer ones."""
 _BARE_STEPS: Final = frozenset({4, 9, 19, 39, 79, 159, 319, 639})
 _FEW: Final = 3
 _PAUSE: Final = 8
 """Ratio to other steps above which a step is an evaluation or a checkpoint, and does not count."""
-_FAR_OUT: Final = 6
-"""Ratio to the usual cost above which a cost is an exception."""
 _OPENLY: Final = 0.5
 """Work that takes more of a step than this, such as compiling a kernel, overlaps with nothing."""
 _MARGIN: Final = 0.15
@@ -143,14 +128,7 @@ class Governor:
     _num_trials: dict[str, int] = field(default_factory=dict, init=False)
     _tried_at: dict[str, int] = field(default_factory=dict, init=False)
     contrast: Contrast = field(default_factory=Contrast, init=False)
-    _costs: dict[str, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
-    """(step, cost) pairs; the cost of all parts together."""
-    _has_news: bool = field(default=False, init=False)
-    """Whether the cost of another kind has become known since the strides were set."""
-    _provisional: set[str] = field(default_factory=set, init=False)
-    """Kinds whose cost was measured while everything was recorded at once."""
-    _lengths: dict[str, float] = field(default_factory=dict, init=False)
-    """Time by which a kind may make a step longer, on the host or on the device; of all parts together."""
+    costs: Costs = field(default_factory=Costs, init=False)
     _window: list[Seen] = field(default_factory=list, init=False)
     _num_seen: int = field(default=0, init=False)
     """Steps since the last review, and their time."""
@@ -297,14 +275,14 @@ class Governor:
         """Whether the step does not become too long. What does not fit waits for another step."""
         if kind in _FIRST:
             return True
-        cost_s = self._length(kind) / self.parts[kind]
+        cost_s = self.costs.length(kind, self.scale.trusted) / self.parts[kind]
         if self._planned_s and self._planned_s + cost_s > self.bound_s:
             return False
         self._planned_s += cost_s
         return True
 
     def _is_known(self, kind: str) -> bool:
-        return bool(self._costs.get(kind)) or self._num_trials.get(kind, 0) >= _MAX_TRIALS
+        return self.costs.is_measured(kind) or self._num_trials.get(kind, 0) >= _MAX_TRIALS
 
     def _is_trial(self, step: int, kind: str) -> bool:
         """A few times are enough to know what something costs; one kind at a time, since together they would wait for
@@ -391,10 +369,7 @@ class Governor:
         self._seen_s += step_s
         self._other_s += other_s
         if costs:
-            self._learn(step, costs)
-            for kind, length_s in (lengths or {}).items():
-                whole_s = length_s * self.turn(kind)[1]
-                self._lengths[kind] = whole_s if kind not in self._lengths else (self._lengths[kind] + whole_s) / 2
+            self.costs.add(step, self._whole(costs), self._whole(lengths or {}))
         if is_exact:
             self._window.append(Seen(step, own_s, step_s))
         return self._after(step, costs)
@@ -443,25 +418,17 @@ class Governor:
         self.contrast.rested(step_s)
         self._window.append(Seen(step, 0.0, step_s + self.contrast.hidden_s))
 
-    def _learn(self, step: int, costs: Mapping[str, float]) -> None:
-        for kind, cost in costs.items():
-            if kind in self._provisional:
-                self._provisional.remove(kind)
-                self._costs.pop(kind, None)
-            if kind not in self._costs:
-                self._has_news = True
-                self._lengths.pop(kind, None)
-            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append((step, cost * self.turn(kind)[1]))
+    def _whole(self, times: Mapping[str, float]) -> dict[str, float]:
+        """The times of all parts of each kind, from those of the parts that were recorded."""
+        return {kind: time_s * self.turn(kind)[1] for kind, time_s in times.items()}
 
     def _learn_first(self, costs: Mapping[str, float], rest_s: float) -> None:
         """The first times are longer than later ones. They say into how many parts to divide what can be divided."""
         if not self._num_seen and rest_s > 0:
             self._base_s = min(self._base_s or rest_s, rest_s)
-        for kind in IN_PARTS:
-            if kind in costs and kind not in self._costs:
-                self._has_news = True
-                whole_s = costs[kind] * self.turn(kind)[1]
-                self._lengths[kind] = min(whole_s, self._lengths.get(kind, whole_s))
+        for kind, whole_s in self._whole(costs).items():
+            if kind in IN_PARTS:
+                self.costs.add_first(kind, whole_s)
 
     def _after(self, step: int, costs: Mapping[str, float]) -> Change | None:
         if self.is_dense:
@@ -471,7 +438,7 @@ class Governor:
             return self._begin(step) if costs and not self.ledger.is_ample else None
         if self._is_review_due():
             return self._review(step)
-        return self._set_strides(step, self._reason) if self._has_news and self._is_base_known() else None
+        return self._set_strides(step, self._reason) if self.costs.has_news and self._is_base_known() else None
 
     def _is_base_known(self) -> bool:
         self._base_s = self._base_s or _base_of(self._window)
@@ -485,13 +452,10 @@ class Governor:
         return self._seen_s > _REVIEW_S[0]
 
     def _begin(self, step: int) -> Change | None:
-        """Half of the seconds is used up. Costs of steps that recorded everything at once are too high, but all that is
-        known yet."""
+        """Half of the seconds is used up."""
         self.is_dense = False
         self._look(self._window)
-        for kind in list(self._costs):
-            self._costs[kind] = deque([(step, self._cost(kind))], maxlen=_KEPT)
-        self._provisional = set(self._costs)
+        self.costs.make_provisional(step)
         self._tried_at = dict.fromkeys(KINDS, step)
         self.scale, self._window, self._num_reviews = Scale(), [], 0
         if self.ledger.fraction is None:
@@ -555,9 +519,7 @@ class Governor:
         self._settle()
         self.contrast.settle()
         self._num_reviews += 1
-        for known in self._costs.values():
-            while len(known) > _FEW and step - known[0][0] > _RECENT:
-                known.popleft()
+        self.costs.drop_old(step)
         self._look(window)
         return self._set_strides(step, self._reason) if self.ledger.fraction is not None else None
 
@@ -571,16 +533,16 @@ class Governor:
         self._num_seen, self._seen_s, self._other_s = 0, 0.0, 0.0
 
     def _set_strides(self, step: int, reason: str) -> Change | None:
-        self._has_news = False
+        self.costs.has_news = False
         self._set_parts()
         wanted = self._wanted_strides()
-        if not _differ(wanted, self.strides, _MARGIN):
+        if not differ(wanted, self.strides, _MARGIN):
             return None
         for kind, stride in wanted.items():
             self.strides[kind] = stride
             self._due[kind] = self._recorded_at.get(kind, step - MAX_STRIDE) + stride
         self.version += 1
-        if step < self._told_at * _TELL_AGAIN or not _differ(self.strides, self._told, _WORTH_TELLING):
+        if step < self._told_at * _TELL_AGAIN or not differ(self.strides, self._told, _WORTH_TELLING):
             return None
         self._told, self._told_at = dict(self.strides), step
         return Change(dict(self.strides), reason)
@@ -590,14 +552,14 @@ class Governor:
         if not self._is_limited or not self._base_s:
             return
         for kind in IN_PARTS:
-            needed = math.ceil(self._length(kind) / self.bound_s)
+            needed = math.ceil(self.costs.length(kind, self.scale.trusted) / self.bound_s)
             if needed > self.parts[kind] or 2 * needed <= self.parts[kind]:
                 self.parts[kind] = min(max(needed, 1), MAX_PARTS)
 
     def _wanted_strides(self) -> dict[str, float]:
         """Gradients as often as they fit; the other kinds share the rest, each in proportion to its schedule."""
         if not self._is_limited or not self._base_s:
-            return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
+            return self._all_strides()
         hidden_s = self.contrast.hidden_s
         allowed_s = self._allowed_s()
         always = self._shared_strides(allowed_s - hidden_s, 0.0) if hidden_s < allowed_s else None
@@ -609,30 +571,20 @@ class Governor:
     def _shared_strides(self, allowed_s: float, each_s: float) -> dict[str, float]:
         """The strides at which all kinds together take this time per step. `each_s`: what each record costs on top,
         because the step has to be followed for it; 0 if every step is followed."""
-        cost = {kind: self.scale.trusted * self._cost(kind) + each_s * self._num_apart(kind) for kind in KINDS}
+        cost = {kind: self.scale.trusted * self.costs.of(kind) + each_s * self._num_apart(kind) for kind in KINDS}
         share = {kind: self._shares.get(kind, 1.0) or 1.0 for kind in KINDS}
-        needed_s = sum(cost[kind] * share[kind] for kind in KINDS)
-        if needed_s <= allowed_s:
-            return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
-        found = {}
-        left_s = allowed_s
-        grads_s = cost["grads"] * share["grads"] / GRADS_STRIDE / _GRADS_SHARES[1]
-        least, most = (scalars_share * allowed_s for scalars_share in _SCALARS_SHARES)
-        first_s = min(max((allowed_s - grads_s) / 2, least), most)
-        for kind in ("scalars", "finite", "grads"):
-            kind_s = cost[kind] * share[kind]
-            rarer = _grads_stride(kind_s, left_s) if kind == "grads" else _stride(kind_s, first_s)
-            found[kind] = rarer / share[kind] if rarer > 1 else 1.0
-            left_s -= kind_s / rarer
-            needed_s -= kind_s
-        rarer = needed_s / left_s if left_s > 0 else math.inf
-        for kind in self.strides.keys() - found.keys():
-            found[kind] = self._pressed(rarer / share[kind] / self.parts[kind] if rarer > 1 else 1.0)
-        return found
+        found = shared_strides(cost, share, self.parts, allowed_s)
+        if found is None:
+            return self._all_strides()
+        return {kind: stride if kind in COME_FIRST else self._pressed(stride) for kind, stride in found.items()}
+
+    def _all_strides(self) -> dict[str, float]:
+        """The strides if the budget allows everything: less only if memory is low."""
+        return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in KINDS}
 
     def _num_apart(self, kind: str) -> int:
         """The number of steps in which all parts of a kind are recorded; 0 for a kind that is never recorded."""
-        return self.parts[kind] if kind in self._costs else 0
+        return self.parts[kind] if kind in self.costs.measured else 0
 
     def _pressed(self, stride: float) -> float:
         return min(max(stride, 1.0) * self.pressure, float(MAX_STRIDE))
@@ -649,57 +601,12 @@ class Governor:
             allowed_s = budget_s * max(remaining_s, 0.0) / self.ledger.reserve_s
         return max(allowed_s - self._fixed_s, _LEAST_SHARE * budget_s)
 
-    def _length(self, kind: str) -> float:
-        return max(self.scale.trusted * self._cost(kind), self._lengths.get(kind, 0.0))
-
-    def _cost(self, kind: str) -> float:
-        """The time that recording this kind once adds to a step; of all its parts together."""
-        known = [cost for _, cost in self._costs.get(kind, ())]
-        return _usual(known) if known else 0.0
-
-
-def _differ(some: Mapping[str, float], others: Mapping[str, float], margin: float) -> bool:
-    """Whether a stride is larger or smaller by more than this fraction."""
-    return any(max(new, others[kind]) > (1 + margin) * min(new, others[kind]) for kind, new in some.items())
-
-
-def _grads_stride(cost_s: float, allowed_s: float) -> float:
-    """Gradients leave half of the budget to the other kinds, unless they would be recorded too rarely.
-
-    >>> _grads_stride(1.0, 4.0), _grads_stride(3.0, 1.0), _grads_stride(8.0, 1.0), _grads_stride(18.0, 1.0)
-    (1.0, 6.0, 10.0, 20.0)
-    """
-    modest, most = (_stride(cost_s, share * allowed_s) for share in _GRADS_SHARES)
-    return modest if modest <= GRADS_STRIDE else max(float(GRADS_STRIDE), most)
-
-
-def _stride(cost_s: float, allowed_s: float) -> float:
-    """The smallest whole stride at which this costs no more than allowed per step."""
-    if cost_s <= allowed_s:
-        return 1.0
-    return float(min(math.ceil(cost_s / allowed_s - 1e-9), MAX_STRIDE)) if allowed_s > 0 else float(MAX_STRIDE)
-
 
 def _base_of(window: Sequence[Seen]) -> float:
     """The time of a step without recording; 0 if too few steps were seen."""
     return (
         statistics.median(seen.step_s - min(seen.own_s, seen.step_s) for seen in window) if len(window) >= _FEW else 0.0
     )
-
-
-def _usual(costs: Sequence[float]) -> float:
-    """The mean, not the median, since an occasional high cost is paid all the same. Only a single extreme value, such
-    as compiling a kernel, is left out: with few records it would distort the mean for long.
-
-    >>> _usual([1.0, 1.0, 3.0, 1.0, 900.0])
-    1.5
-    """
-    limit = _FAR_OUT * statistics.median(costs)
-    known = sorted(costs)
-    for _ in range(max(1, len(known) // 16)):
-        if len(known) > 1 and known[-1] > limit:
-            known.pop()
-    return statistics.fmean(known)
 
 
 def _twice(error: float | None) -> float:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-from sonde.budget.governor import KINDS, Change, Governor
+from sonde.budget.governor import Change, Governor
 from sonde.budget.ledger import Ledger
 from sonde.budget.memory import memory_shares
 from sonde.budget.meter import Meter, StepTimes
+from sonde.budget.strides import KINDS
 from sonde.probe.schedule import Schedule
 from sonde.session.recording import Recording
 
