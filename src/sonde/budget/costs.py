@@ -1,4 +1,4 @@
-"""What recording each kind costs, as measured so far. All costs are of a kind's parts together."""
+"""The measured cost of recording each kind; all costs are of a kind's parts together."""
 
 from __future__ import annotations
 
