@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,20 @@ def test_a_run_that_has_ended_is_refused(own_folder: Path, capsys: pytest.Captur
     current.use(None)
 
 
-def test_a_run_that_ends_meanwhile_is_not_waited_for(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_meanwhile_is_not_waited_for(
+    own_folder: Path, capsys: pytest.CaptureFixture[str], until: Callable[..., None]
+) -> None:
     session = sonde.init(project="gpt", verbose=False, writer={"heartbeat_s": 0.05, "flush_interval_s": 0.02})
     model = nn.Linear(2, 2)
     session.watch(model, torch.optim.SGD(model.parameters(), lr=0.1))  # and never trains
-    timer = threading.Timer(0.4, session.finish)
-    timer.start()
+
+    def end_once_asked() -> None:
+        until(lambda: any((session.path / "requests").glob("*.json")))
+        session.finish()
+
+    thread = threading.Thread(target=end_once_asked)
+    thread.start()
     assert ask("latest") == 1
     assert "ended before" in capsys.readouterr().err
-    timer.join()
+    thread.join()
     current.use(None)

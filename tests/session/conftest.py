@@ -11,6 +11,7 @@ import torch
 
 import sonde
 from sonde.session.entry import current
+from sonde.write.writer import wait_for_closing
 
 
 @pytest.fixture
@@ -31,7 +32,9 @@ def reopen(tmp_path: Path) -> Callable[[], Any]:
 
     def read() -> Any:
         sonde.finish()
-        return sonde.open(tmp_path / "runs" / "latest")
+        latest = tmp_path / "runs" / "latest"
+        wait_for_closing(latest.resolve())  # on a slow disk, `finish` does not wait for the last facts
+        return sonde.open(latest)
 
     return read
 

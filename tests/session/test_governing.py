@@ -156,7 +156,7 @@ def test_modules_in_parts_are_recorded_in_turn_and_the_run_says_so(begin, reopen
     monkeypatch.setattr(Governor, "_set_parts", lambda self: self.parts.update(activations=3, inspect=3))
     monkeypatch.setattr(Governor, "_wanted_strides", lambda self: dict.fromkeys(KINDS, 1.0))
     monkeypatch.setattr(Governor, "_fits", lambda self, kind: True)
-    session = begin(budget=1.0, budget_seconds=0)
+    session = begin(budget=1.0, budget_seconds=600)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     session.watch(model, optimizer, activations=True, inspect=True)
