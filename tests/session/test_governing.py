@@ -12,7 +12,7 @@ import torch
 
 import sonde
 from sonde.budget.governor import Governor
-from sonde.budget.ledger import imports_s
+from sonde.budget.ledger import Ledger, imports_s
 from sonde.budget.meter import Meter
 from sonde.budget.strides import KINDS
 from sonde.session.training import budget as governing
@@ -156,6 +156,7 @@ def test_modules_in_parts_are_recorded_in_turn_and_the_run_says_so(begin, reopen
     monkeypatch.setattr(Governor, "_set_parts", lambda self: self.parts.update(activations=3, inspect=3))
     monkeypatch.setattr(Governor, "_wanted_strides", lambda self: dict.fromkeys(KINDS, 1.0))
     monkeypatch.setattr(Governor, "_fits", lambda self, kind: True)
+    monkeypatch.setattr(Ledger, "is_ample", property(lambda self: False))  # with seconds left, but not densely
     session = begin(budget=1.0, budget_seconds=600)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
