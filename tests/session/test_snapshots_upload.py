@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -58,7 +59,8 @@ def until_it_failed(step: int, run: Path) -> None:
 def test_what_still_waits_at_the_end_is_reported_though_nothing_failed_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # listens, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as connections:  # never answers
+        silent.settimeout(60.0)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
@@ -68,6 +70,7 @@ def test_what_still_waits_at_the_end_is_reported_though_nothing_failed_yet(
         assert re.search(
             r"2 snapshots are not uploaded to s3://bucket/runs.*snapshot --upload", capsys.readouterr().err
         )
+        connections.enter_context(silent.accept()[0])  # the run's uploader has the lock before it connects
         with pytest.raises(RunLockedError, match="the run's own uploader is still uploading 2 snapshots"):
             push(run)  # it holds the lock until the server goes away
 
