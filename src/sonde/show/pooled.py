@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sonde.run import Run
 from sonde.schema.old_names import current_stat
-from sonde.schema.pooling import MISSING, NOT_FINITE
+from sonde.schema.thinning import MISSING, NOT_FINITE
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -16,9 +16,8 @@ from typing import Any, Final, Literal
 from sonde.errors import RunError, SondeError
 from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.write.items import AttemptNumber, KeptRow
-from sonde.write.priority import lower_priority
 from sonde.write.tensors.store import Receipt, Store
-from sonde.write.thread_time import note_thread_time
+from sonde.write.thread_time import lower_priority, note_thread_time
 from sonde.write.writer import Writer
 
 _ROW_PATIENCE_S: Final = 60.0
