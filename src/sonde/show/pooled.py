@@ -29,7 +29,7 @@ class Pooled:
     first_step: int
     steps_per_column: float
     cells: Floats
-    """(sites, columns): the maximum of each interval, as in schema/pooling.py: +inf where a value was non-finite,
+    """(sites, columns): the maximum of each interval, as in schema/thinning.py: +inf where a value was non-finite,
     -inf where nothing was recorded."""
 
     @property

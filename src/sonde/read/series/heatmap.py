@@ -1,4 +1,4 @@
-"""Cells of a heatmap, read file by file; schema/pooling.py defines a cell."""
+"""Cells of a heatmap, read file by file; schema/thinning.py defines a cell."""
 
 from __future__ import annotations
 
