@@ -166,7 +166,7 @@ def measured(program: str, arguments: list[str], checkout: Path) -> float:
 
 
 def revision(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h (%s)"]
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h (%cs)"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
