@@ -4,13 +4,15 @@
     python benchmarks/checkouts.py ../before .            # writes benchmarks/results/checkouts.md
 
 Every measurement is a separate process, with the `src` folder of one checkout first in its path; each round runs all
-arms in random order. Times are CPU time of the process, all threads. A ratio is an arm's time in a round divided by the
-time without sonde in the same round; the table shows the median over rounds and its bootstrap interval.
+arms in random order, with bytecode as an installed package has it. Times are CPU time of the process, all threads; for
+`init` and `watch`, of the thread that calls them. A ratio is an arm's time in a round divided by the time without sonde
+in the same round; the table shows the median over rounds and its bootstrap interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import random
@@ -74,6 +76,20 @@ if sys.argv[1] == "session":
     import sonde.session.session
 print(json.dumps(time.process_time() - began))
 """
+START = """
+import json, tempfile, time
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with tempfile.TemporaryDirectory() as folder:
+    began = time.thread_time()
+    import sonde
+    sonde.init(project="checkouts", dir=folder, verbose=False)
+    session = sonde.watch(model, optimizer)
+    took = time.thread_time() - began
+    session.finish()
+print(json.dumps(took))
+"""
 
 
 def main() -> None:
@@ -85,6 +101,8 @@ def main() -> None:
     options = parser.parse_args()
     checkouts = {"before": options.before.resolve(), "after": options.after.resolve()}
     machine = describe_machine(threads=1)["machine"]
+    for path in checkouts.values():
+        compileall.compile_dir(path / "src", quiet=1)
     lines = ["# The cost of a change", "", f"{machine['processor']}, {machine['cores']} cores, one thread for torch."]
     lines += [
         f"{options.rounds} rounds of {options.steps} steps, 10 to warm up; CPU time until everything is on disk.",
@@ -96,7 +114,7 @@ def main() -> None:
         for arm in ("default", "everything"):
             lines.append(training_line(model, arm, checkouts, options.rounds, options.steps))
             print(lines[-1], flush=True)
-    for what in ("sonde", "session"):
+    for what in ("sonde", "session", "start"):
         lines.append(import_line(what, checkouts, options.rounds * 2))
         print(lines[-1], flush=True)
     (RESULTS / "checkouts.md").write_text("\n".join(lines) + "\n")
@@ -120,9 +138,14 @@ def training_line(model: str, arm: str, checkouts: dict[str, Path], rounds: int,
 
 
 def import_line(what: str, checkouts: dict[str, Path], rounds: int) -> str:
-    times = in_turns(list(checkouts), rounds, lambda name: measured(IMPORT, [what], checkouts[name]))
+    program = START if what == "start" else IMPORT
+    times = in_turns(list(checkouts), rounds, lambda name: measured(program, [what], checkouts[name]))
     change = [after / before for before, after in zip(times["before"], times["after"], strict=True)]
-    label = "`import sonde`" if what == "sonde" else "`import sonde` and its session, after torch"
+    label = {
+        "sonde": "`import sonde`",
+        "session": "`import sonde` and its session, after torch",
+        "start": "`import sonde`, `init` and `watch`, after torch",
+    }[what]
     values = (f"{1000 * sorted(times[name])[rounds // 2]:.0f} ms" for name in checkouts)
     return f"| {label} | {' | '.join(values)} | {shown(change)} |"
 
@@ -143,7 +166,7 @@ def measured(program: str, arguments: list[str], checkout: Path) -> float:
 
 
 def revision(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h (%s)"]
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h (%cs)"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

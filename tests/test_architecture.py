@@ -58,6 +58,33 @@ def test_every_folder_of_a_room_that_names_its_folders_is_named() -> None:
         assert folders <= named_folders, room
 
 
+MANY_OF_A_KIND = ("diagnose/rules", "diagnose/examples", "cli")
+MOST_ENTRIES = 20
+
+
+def crowded(files: list[str]) -> dict[str, int]:
+    """The folders with too many entries for a reader to choose from, and how many they have."""
+    entries: dict[str, set[str]] = {}
+    for file in files:
+        *folders, name = Path(file).parts
+        if name not in ("__init__.py", "py.typed"):
+            for depth, entry in enumerate((*folders, name)):
+                entries.setdefault("/".join(folders[:depth]), set()).add(entry)
+    return {name: len(inside) for name, inside in entries.items() if len(inside) > MOST_ENTRIES}
+
+
+def test_no_folder_has_more_entries_than_a_reader_can_look_through() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(crowded([file for file in files if (PACKAGE / file).exists()])) == sorted(MANY_OF_A_KIND)
+
+
+def test_a_crowded_folder_is_found() -> None:
+    files = [f"room/part_{number}.py" for number in range(MOST_ENTRIES)]
+    assert crowded([*files, "room/__init__.py", "other/code.py"]) == {}
+    assert crowded([*files, "room/folder/code.py"]) == {"room": MOST_ENTRIES + 1}
+
+
 def test_the_layers_are_those_that_import_linter_holds() -> None:
     (drawn,) = re.findall(r"```text\n(.*?)```", section("## The layers"), re.DOTALL)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
@@ -38,7 +42,7 @@ BASIC: Final = (
 class WriterSettings(BaseModel):
     """Settings of the writer thread: when it flushes and seals, and how much it buffers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     flush_interval_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Seconds between flushes to disk: the most that is lost if the machine fails."""
@@ -113,7 +117,6 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         env_nested_delimiter="__",
         env_ignore_empty=True,
-        use_attribute_docstrings=True,
         validate_default=False,
     )
 
@@ -422,7 +425,26 @@ def _meaning(model: type[BaseModel], name: str) -> str:
     field = model.model_fields[head]
     if rest and isinstance(field.annotation, type):
         return _meaning(field.annotation, rest)
-    return field.description or ""
+    return _docstrings(model).get(head, "")
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field; empty without source. pydantic's option reads them whenever sonde is imported."""
+    try:
+        (found,) = ast.parse(inspect.getsource(model)).body
+    except OSError:
+        return {}
+    assert isinstance(found, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(found.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:

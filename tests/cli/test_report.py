@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sonde.write.link import write_link
+from sonde.write.checkpoints import write_link
 
 
 def test_markdown_is_written_and_its_name_said(make_run: Any, sonde: Any) -> None:

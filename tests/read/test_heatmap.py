@@ -12,8 +12,8 @@ from sonde.read.run.sharded import open_state
 from sonde.read.run.steps import ALL_STEPS
 from sonde.read.series.heatmap import HeatQuestion, live_cells, sealed_cells, to_cells
 from sonde.read.series.raw import read_raw
-from sonde.schema.pooling import scale_of, to_places
 from sonde.schema.sketch import INF, NAN
+from sonde.schema.thinning import scale_of, to_places
 
 ODD = np.array([0.0, 1.0, -10.0, 5e-324, 1e-40, 1e308, np.inf, -np.inf, np.nan, 1e-30, -0.0])
 

@@ -8,10 +8,9 @@ import pytest
 from sonde.errors import UnknownNameError, UsageError
 from sonde.read.run.segments import SegmentReader
 from sonde.run import Run
-from sonde.schema.joined import JOINED
+from sonde.schema.joined import ALL_FIELDS, JOINED, fields_of
 from sonde.schema.records import Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
-from sonde.schema.stat_fields import ALL_FIELDS, fields_of
 from sonde.schema.stats import STATS
 from sonde.write.writer import WriterOptions
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sonde.errors import UnknownNameError
 from sonde.reduce.numpy import sketch
 from sonde.schema.joined import JOINED
 from sonde.schema.sketch import INDEX, Array, empty_hist, empty_rows
-from sonde.schema.stats import STATS, Sketch, find_stats, quantile
+from sonde.schema.stats import STATS, Sketch, quantile
 
 # Magnitudes inside the histogram, where every stat has its full meaning; the ends have separate tests.
 INSIDE = st.one_of(st.sampled_from([0.0, np.nan, np.inf]), st.floats(2**-40, 2**14), st.floats(-(2**14), -(2**-40)))
@@ -217,13 +216,6 @@ def test_cosine_survives_sums_of_squares_whose_product_underflows() -> None:
     rows = sketch(grad).rows
     rows[INDEX["grad_update"]] = grad @ grad
     assert JOINED["grad_cosine"].of(rows, rows) == pytest.approx(1.0)
-
-
-def test_stats_are_found_by_glob_and_a_misspelt_one_is_answered_with_the_nearest() -> None:
-    assert {s.name for s in find_stats("abs_q*")} == set(QUANTILES)
-    assert [s.name for s in find_stats("rms")] == ["rms"]
-    with pytest.raises(UnknownNameError, match='Did you mean "rms"'):
-        find_stats("rsm")
 
 
 def test_every_stat_and_joined_stat_says_what_it_means() -> None:

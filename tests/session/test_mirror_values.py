@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.schema.joined import JOINED
+from sonde.schema.joined import JOINED, fields_of
 from sonde.schema.names import matches, matches_stat, split_pattern
 from sonde.schema.records import Site, StatsRecord
 from sonde.schema.sketch import HIST_N, INDEX, NUM_BINS, NUM_FIELDS, PAIRED
-from sonde.schema.stat_fields import fields_of
 from sonde.schema.stats import STATS
 from sonde.session.observers.values import MirrorValues
 

@@ -243,7 +243,7 @@ def check_merged(run: sonde.Run, history: dict[int, Step]) -> None:
     from sonde.read.series.heatmap import HeatQuestion, live_cells, merged_segments, sealed_cells
     from sonde.read.series.pyramid import read_level
     from sonde.read.series.stats import ask
-    from sonde.schema.pooling import join
+    from sonde.schema.thinning import join
 
     state = run._now
     question = ask(state.catalog.sites, "grad/0.weight/norm")

@@ -8,8 +8,7 @@ import numpy as np
 
 from big_run import Plan, Planted, big_run
 from sonde.run import Run
-from sonde.schema.pooling import MISSING, pool_into
-from sonde.schema.thinning import extremes, min_max
+from sonde.schema.thinning import MISSING, extremes, min_max, pool_into
 from sonde.show.pooled import pool
 
 COLUMNS, STEPS = 32, 512

@@ -11,7 +11,7 @@ import sonde
 from sonde.errors import UsageError
 from sonde.tune import CheckpointManager
 from sonde.tune.train.output import check_same, open_output
-from sonde.write.link import write_link
+from sonde.write.checkpoints import write_link
 
 
 def filled(folder: str = "out") -> Path:

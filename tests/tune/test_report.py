@@ -21,7 +21,7 @@ from sonde.show.analyses.convergence import convergence
 from sonde.show.analyses.gradient_flow import gradient_flow
 from sonde.show.report.page import line_chart
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
-from sonde.write.link import write_link
+from sonde.write.checkpoints import write_link
 
 
 def record(dir: Path, losses: list[float], held_out: list[float] = []) -> Path:  # noqa: B006

@@ -76,6 +76,6 @@ def test_a_row_that_contradicts_its_checksum_ends_a_resume(tmp_path: Path) -> No
     table, values = site_row(0, SITE)
     catalog.commit([(table, (*values[:-1], 7))])
     catalog.close()
-    with pytest.raises(CorruptError, match="row 0 of sites"):
+    with pytest.raises(CorruptError, match="row 0 of table sites"):
         LineCatalog(tmp_path).sites()
     assert "1 of 1 rows of sites is damaged" in read_catalog(tmp_path, is_live=False).problems[0]

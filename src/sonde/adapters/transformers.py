@@ -19,8 +19,8 @@ from sonde.errors import MissingPackageError
 from sonde.read.run.link import linked_run, linked_step
 from sonde.session import Session
 from sonde.session.entry.trainer import TrainerMixin
+from sonde.write.checkpoints import write_link
 from sonde.write.items import KeptRow
-from sonde.write.link import write_link
 
 try:
     from transformers import Trainer, TrainerCallback

@@ -78,10 +78,6 @@ class Meter:
             now.other_s += seconds
         self.host_s += seconds
 
-    def measure_anew(self) -> None:
-        """Discard old measurements: the next times are all measured."""
-        self._num_timed.clear()
-
     @property
     def is_recording(self) -> bool:
         """Whether anything was recorded since the last step was closed."""

@@ -123,7 +123,7 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
 def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
     from sonde.errors import RunNotFoundError
     from sonde.run import list_checkpoints
-    from sonde.show.folder_lock import held
+    from sonde.show.trash import held
 
     found = {c.step: c for c in list_checkpoints(folder)}
     missing = [step for step in steps if step not in found]

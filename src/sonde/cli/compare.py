@@ -137,7 +137,7 @@ def _compare_weights(
     ours: LazyTensors, theirs: LazyTensors, *, top: int, tolerance: float | None, json: bool, exit_code: bool
 ) -> None:
     from sonde.run import compare_weights
-    from sonde.show.progress import progress
+    from sonde.show.term.progress import progress
     from sonde.show.weights import weights_as_json, weights_as_rich, what_differs
 
     with progress("tensors", quiet=json) as advance:

@@ -125,7 +125,7 @@ def _say(quiet: bool, title: str, *lines: str) -> None:
 def _train(fault: Fault, name: str, folder: Path, *, is_repaired: bool, quiet: bool) -> Run:
     from sonde.demo.training import train
     from sonde.run import open as open_run
-    from sonde.show.progress import progress
+    from sonde.show.term.progress import progress
 
     what = f"{name}-repaired" if is_repaired else name
     line = fault.right if is_repaired else fault.wrong

@@ -83,8 +83,8 @@ def show(
 
 
 def _show_tensors(run: Run, pattern: str, at: int | None, top: int, *, spectra: bool, as_json: bool) -> None:
-    from sonde.show.progress import progress
-    from sonde.show.snapshot_table import print_snapshot
+    from sonde.show.term.progress import progress
+    from sonde.show.term.snapshot import print_snapshot
 
     with progress("tensors", quiet=as_json) as advance:
         table = run.tensors.standing(pattern, step="latest" if at is None else at, spectra=spectra, on_tensor=advance)

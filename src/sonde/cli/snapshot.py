@@ -98,7 +98,7 @@ def snapshot(
 
 
 def _upload(run: Run, patience_s: float, *, name: str, as_json: bool) -> None:
-    from sonde.show.progress import progress
+    from sonde.show.term.progress import progress
     from sonde.write.tensors.push import push
 
     with progress("snapshots", quiet=as_json) as advance:

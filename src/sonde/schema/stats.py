@@ -12,8 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from sonde.errors import UnknownNameError
-from sonde.schema.names import matches_stat
 from sonde.schema.old_names import current_stat
 from sonde.schema.sketch import (
     COUNTS,
@@ -71,14 +69,6 @@ def stat(name: str, *, needs_hist: bool = False) -> Callable[[StatFunction], Sta
         return function
 
     return register
-
-
-def find_stats(pattern: str) -> list[Stat]:
-    """The stats that match a glob; an unknown plain name is an error with the nearest known one."""
-    found = [s for s in STATS.values() if matches_stat(pattern, s.name)]
-    if not found:
-        raise UnknownNameError("stat", pattern, STATS)
-    return found
 
 
 def _finite(rows: Array) -> Array:

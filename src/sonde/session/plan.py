@@ -1,20 +1,24 @@
-"""The arguments of `watch`: a model, its optimizers, and what to record when. Anything else is an error that names the
-wrong argument."""
+"""A call of `watch`, checked as a whole before a run starts: a model, its optimizers, and what to record when. Anything
+else is an error that names the wrong argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
+from sonde.config import Settings
 from sonde.errors import NotAModelError, UsageError
 from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Schedule, as_schedule, every
 from sonde.probe.select import chooser
-from sonde.session.keywords import DEFAULTS, WatchKeywords
+from sonde.session.keywords import DEFAULTS, WatchKeywords, check_names
+from sonde.session.observers.mirror import Mirror, as_mirrors
+from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan
+from sonde.write.tensors.store import check_store
 
 IN_GRAPH: Final = "in-graph"
 """`activations="in-graph"`: also those inside compiled regions, by an operation in the compiled program."""
@@ -126,3 +130,35 @@ def check_optimizers(optimizer: object) -> list[Optimizer] | None:
             )
         found.append(inner)
     return found or (None if items else [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRequest:
+    """The checked arguments of `watch`. Invalid ones raise here, before a run starts."""
+
+    model: nn.Module
+    optimizers: list[Optimizer] | None
+    plan: Plan
+    snapshots: Snapshots
+    mirrors: list[Mirror]
+    budget: dict[str, float | None]
+    """The setting `budget`, if it was given."""
+
+    @classmethod
+    def of(cls, model: object, optimizer: object, given: WatchKeywords) -> WatchRequest:
+        check_names(given, WatchKeywords, "watch()")
+        budget = {"budget": given["budget"]} if "budget" in given else {}
+        Settings.load(**cast(Any, budget))
+        return cls(
+            model=check_model(model),
+            optimizers=check_optimizers(optimizer),
+            plan=Plan.of(given),
+            snapshots=as_plan(given.get("snapshots")),
+            mirrors=as_mirrors(given.get("mirror")),
+            budget=budget,
+        )
+
+    def check_store(self) -> None:
+        """Refuse a store that cannot be opened, such as one whose package is missing."""
+        if self.snapshots is not ON_DEMAND:
+            check_store(self.snapshots.store, self.snapshots.options)

@@ -16,7 +16,7 @@ from sonde.config import Settings
 from sonde.errors import SessionError, SondeError
 from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
 from sonde.schema.mutes import MUTE, parse_mutes
-from sonde.schema.overhead import recording_took
+from sonde.schema.words import recording_took
 from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sonde.diagnose.finding import Finding
-    from sonde.session.watch_request import WatchRequest
+    from sonde.session.plan import WatchRequest
 
 _LAST_WORDS_S: Final = 0.5
 """The time reserved for the writer when snapshots have used up the rest of a deadline."""
@@ -136,7 +136,7 @@ class Session:
     def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> Session:
         """Record what happens inside a model. Without an optimizer, every one that updates its parameters is
         followed. `sonde.watch` describes the keywords."""
-        from sonde.session.watch_request import WatchRequest
+        from sonde.session.plan import WatchRequest
 
         try:
             return self._watch(WatchRequest.of(model, optimizer, keywords))

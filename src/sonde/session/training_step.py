@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sonde.errors import UsageError
 from sonde.probe.guarded import attempt
 from sonde.schema.addends import MAX_ADDEND_BYTES
+from sonde.session.process.threads import TrainingThreads
 from sonde.session.recording import Recording
 from sonde.session.snapshots.taker import SnapshotTaker
-from sonde.session.threads import TrainingThreads
 from sonde.session.training.thread import TrainingThread
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final
 
-from sonde.schema.overhead import recording_took
+from sonde.schema.words import recording_took
 from sonde.show.term.number import percent
 
 NUM_NAMED: Final = 5

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sonde.run import Run
 from sonde.schema.old_names import current_stat
-from sonde.schema.pooling import MISSING, NOT_FINITE
+from sonde.schema.thinning import MISSING, NOT_FINITE
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -29,7 +29,7 @@ class Pooled:
     first_step: int
     steps_per_column: float
     cells: Floats
-    """(sites, columns): the maximum of each interval, as in schema/pooling.py: +inf where a value was non-finite,
+    """(sites, columns): the maximum of each interval, as in schema/thinning.py: +inf where a value was non-finite,
     -inf where nothing was recorded."""
 
     @property

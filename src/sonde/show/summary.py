@@ -13,8 +13,8 @@ from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.schema.names import is_setting
-from sonde.schema.overhead import recording_took
 from sonde.schema.window import Column
+from sonde.schema.words import recording_took
 from sonde.show.diagnosis import stored_diagnosis
 
 Floats = NDArray[np.float64]

@@ -1,18 +1,22 @@
-"""Deleted runs: moved atomically to `.trash` in the folder of runs, from where they can be restored."""
+"""Deleted runs: moved atomically to `.trash` in the folder of runs, from where they can be restored.
+
+`held` locks a folder while its contents are moved or deleted, so that no writer starts meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sonde.errors import RunError, RunLockedError, SondeError
 from sonde.run import Manifest, Run, open_inside, read_manifest, runs
-from sonde.schema.layout import LATEST_LINK, RUN_FILE, TRASH_FOLDER
-from sonde.show.folder_lock import held
+from sonde.schema.layout import LATEST_LINK, LOCK_FILE, RUN_FILE, TRASH_FOLDER
 
 ORIGINS_FILE: Final = "origins.json"
 """File in the trash with the original path of each run, relative to the folder of runs."""
@@ -149,3 +153,23 @@ def _write_origins(trash: Path, origins: dict[str, str]) -> None:
     tmp = trash / f".{ORIGINS_FILE}-{os.getpid()}"
     tmp.write_text(json.dumps(origins), encoding="utf-8")
     tmp.replace(trash / ORIGINS_FILE)
+
+
+@contextmanager
+def held(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock inside the block; if another process has it already, raise RunLockedError with this message."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    path = folder / LOCK_FILE
+    if not path.is_file() or path.is_symlink():
+        yield
+        return
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunLockedError(refusal) from None
+        yield

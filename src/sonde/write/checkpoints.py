@@ -1,12 +1,13 @@
 """Writes and deletes checkpoints atomically: written to a hidden folder, synced, renamed. Knows no tensor.
 
-All system calls go through `os`, where a test can break them.
+All system calls go through `os`, where a test can break them. `write_link` names the run that a checkpoint belongs to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from typing import Final
 
 from sonde.schema.checkpoints import (
     HIDDEN,
+    LINK_FILE,
     MANIFEST_FILE,
     Manifest,
     StoredFile,
@@ -122,3 +124,11 @@ def _sweep(folder: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
+
+
+def write_link(folder: Path, run: Path, *, step: int | None = None) -> None:
+    """The path is relative, so that both may be moved together. `step` is the one that comes after the checkpoint."""
+    make_folder(folder)
+    where = {"run": os.path.relpath(run.resolve(), folder.resolve()), "absolute": str(run.resolve())}
+    content = {**where, **({} if step is None else {"step": step})}
+    write_durably(folder / LINK_FILE, json.dumps(content).encode())

@@ -21,10 +21,10 @@ from typing import Any, Final
 from sonde.errors import RunError, SondeError
 from sonde.schema.layout import LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER, UNSHARDED_VERSION, rank_folder
 from sonde.schema.records import to_json
-from sonde.schema.secrets import mask_command, mask_config
 from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
 from sonde.write.runfile import RunFile
+from sonde.write.secrets import mask_command, mask_config
 
 MAX_NAME_BYTES: Final = 80
 _UNSAFE: Final = re.compile(r"[^\w.+=-]")

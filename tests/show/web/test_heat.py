@@ -10,7 +10,7 @@ import pytest
 
 from big_run import Plan, Planted, big_run
 from sonde.run import Run
-from sonde.schema.pooling import Cells, pool, pool_into
+from sonde.schema.thinning import Cells, pool, pool_into
 from sonde.show.web.caches import heat_index
 from sonde.show.web.caches.heat_index import COARSE_STEPS, colour_range, encode
 

@@ -29,7 +29,7 @@ from sonde.schema.packages import require
 from sonde.schema.records import Site
 from sonde.session import Session, init
 from sonde.session.entry.current import active_session
-from sonde.session.external import put_rows, put_settings
+from sonde.session.entry.external import put_rows, put_settings
 
 _NOTHING = "step() got no sketches: pass the state of an optimizer wrapped in recorded(), or the result of sketch()."
 _OTHER_NAMES: Final = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2"}

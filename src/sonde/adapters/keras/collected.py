@@ -21,7 +21,7 @@ from sonde.adapters.keras.backend import BACKEND, copied
 from sonde.adapters.keras.sketches import sketch_all, to_rows
 from sonde.budget.compiled_meter import KIND
 from sonde.schema.records import Site
-from sonde.session.external import put_rows, put_scalars
+from sonde.session.entry.external import put_rows, put_scalars
 from sonde.session.session import Session
 
 SITES, UNITS = "sites", "units"

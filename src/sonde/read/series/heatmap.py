@@ -1,4 +1,4 @@
-"""Cells of a heatmap, read file by file; schema/pooling.py defines a cell."""
+"""Cells of a heatmap, read file by file; schema/thinning.py defines a cell."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sonde.read.series.stats import Question, stat_column
 from sonde.schema.attempts import History
 from sonde.schema.joined import JOINED
 from sonde.schema.layout import PYRAMID_FACTOR
-from sonde.schema.pooling import MISSING, NOT_FINITE, Cells, join, no_cells, scale_of, to_places
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import INF, NAN
+from sonde.schema.thinning import MISSING, NOT_FINITE, Cells, join, no_cells, scale_of, to_places
 
 
 @dataclass(frozen=True, slots=True)

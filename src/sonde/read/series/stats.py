@@ -16,11 +16,10 @@ from sonde.read.run.state import RunState
 from sonde.read.run.steps import ALL_STEPS, StepFilter
 from sonde.read.run.tables import find_sites
 from sonde.read.series.raw import Ids, RawStats, is_in, read_raw, take_rows
-from sonde.schema.joined import JOINED
+from sonde.schema.joined import JOINED, fields_of
 from sonde.schema.names import Series, matches, matches_stat, split_pattern
 from sonde.schema.records import Site
 from sonde.schema.sketch import COUNTS, HIST_N, INDEX, NUM_BINS, PAIRED, Array
-from sonde.schema.stat_fields import fields_of
 from sonde.schema.stats import STATS
 
 _PAIRED_FIELDS = frozenset(INDEX[name] for name in PAIRED)

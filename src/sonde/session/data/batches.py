@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.reduce.inspect.identity import batch_hash, ids_hash, label_purity
+from sonde.session.process.threads import TrainingThreads
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.taps import put_sketches, readable
-from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
     from sonde.session.data.inspection import DataInspection

@@ -27,9 +27,9 @@ from sonde.reduce.inspect.output import inspect_output
 from sonde.reduce.inspect.tokens import alignment, shift
 from sonde.session.data.loss import SeenLoss
 from sonde.session.data.validation import SeenValidation
+from sonde.session.process.threads import TrainingThreads
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
-from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep

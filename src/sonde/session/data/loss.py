@@ -21,8 +21,8 @@ from sonde.reduce.scalars import PendingScalars
 from sonde.schema.losses import SEEN_TRAINING
 from sonde.schema.records import ScalarsRecord
 from sonde.session.data.micro_batches import MicroBatches
+from sonde.session.process.threads import TrainingThreads
 from sonde.session.recording import Recording
-from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep

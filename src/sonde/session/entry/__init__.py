@@ -1,1 +1,1 @@
-"""Entry points of a session: the functions of `sonde`, the decorator, `sonde run`, and trainers."""
+"""Entry points of a session: the functions of `sonde`, the decorator, `sonde run`, trainers, other frameworks."""

@@ -244,7 +244,7 @@ def _start_with(run: _Prepared, model: nn.Module, optimizer: Optimizers, given: 
     """Check the arguments of `watch`, then start the run. A run that then cannot watch the model is removed."""
     if run.settings.mode == "disabled":
         return _start(run)
-    from sonde.session.watch_request import WatchRequest
+    from sonde.session.plan import WatchRequest
 
     request = WatchRequest.of(model, optimizer, given)
     request.check_store()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,7 +16,6 @@ from sonde.probe.compiled import has_compiled_parts, num_compiled_frames
 from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
-from sonde.probe.in_graph import InGraphTaps
 from sonde.probe.loss.backward import BackwardTap, Root
 from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
 from sonde.probe.optimizer.clip import ClipTap
@@ -44,6 +43,9 @@ from sonde.session.scalars import log_values
 from sonde.session.training.budget import OF_KIND
 from sonde.session.training.thread import TrainingThread
 from sonde.write.ranks import world_size
+
+if TYPE_CHECKING:
+    from sonde.probe.in_graph import InGraphTaps
 
 MAX_ONES: Final = 1 << 16
 """Maximum number of activations in one step. Records are held until the step is over, which may never happen."""
@@ -197,7 +199,11 @@ class WatchedModel:
             on_recomputed=self._recomputed,
         )
         self.backward = BackwardTap(self._wants_loss, self._loss_known, on_error) if self.nonfinite else None
-        self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
+        self.in_graph: InGraphTaps | None = None
+        if plan.in_graph:
+            from sonde.probe.in_graph import InGraphTaps  # registers an operation, which takes a while
+
+            self.in_graph = InGraphTaps(self.names, self, on_error)
         self.optimizers = OptimizerTap(
             self.names,
             optimizers,

@@ -25,7 +25,7 @@ from sonde.session.observers.messages import receive, send
 from sonde.session.observers.rules import Announcement, LiveRules
 from sonde.write.items import Facts, NewAttempt
 from sonde.write.observer import Item, Output
-from sonde.write.priority import NICENESS
+from sonde.write.thread_time import NICENESS
 
 _POLL_S: Final = 1.0
 

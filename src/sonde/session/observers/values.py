@@ -10,11 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.schema.joined import JOINED
+from sonde.schema.joined import JOINED, fields_of
 from sonde.schema.names import Series, is_inspection, matches, matches_scalar, matches_stat
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import HIST_N, INDEX, NUM_BINS, PAIRED, Array
-from sonde.schema.stat_fields import fields_of
 from sonde.schema.stats import STATS
 
 _PAIRED: Final = frozenset(INDEX[name] for name in PAIRED)

@@ -1,1 +1,1 @@
-"""The recording process: how it ends, and what happens to runs in its forked children."""
+"""The recording process: its training threads, how it ends, and what happens to runs in its forked children."""

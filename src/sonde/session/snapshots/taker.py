@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import UsageError
+from sonde.session.process.threads import TrainingThreads
 from sonde.session.recording import Recording
 from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan, check_kinds
 from sonde.session.snapshots.ledger import Ledger
 from sonde.session.snapshots.requests import SCHEDULED, Ask, Asks
-from sonde.session.threads import TrainingThreads
 from sonde.write.ranks import world_size
 from sonde.write.tensors.snapshots import ChangedError, SnapshotWriter, abandon
 from sonde.write.tensors.store import open_store

@@ -22,7 +22,7 @@ from sonde.show.export.place import (
 from sonde.show.export.source import TABLES, Scalars, Source, run_facts, sources
 from sonde.show.export.tables import write_hdf5, write_json, write_table
 from sonde.show.export.tensors import FORMATS, KINDS, default_path, is_folder, plan_export, write_export
-from sonde.show.progress import progress
+from sonde.show.term.progress import progress
 
 ENDINGS: Final = {"csv": "csv", "parquet": "parquet", "arrow": "arrow", "json": "json", "hdf5": "h5"}
 ONE_TABLE_PER_FILE: Final = ("csv", "parquet", "arrow")

@@ -20,8 +20,8 @@ from sonde.tune.methods import find_method
 from sonde.tune.train.data import as_dataset, texts_of
 from sonde.tune.train.model import load_model, load_tokenizer
 from sonde.tune.train.output import FINAL_FOLDER, check_same, open_output
+from sonde.write.checkpoints import write_link
 from sonde.write.folder import absolute
-from sonde.write.link import write_link
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sqlite3
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,20 +69,31 @@ class Committer(Protocol):
         """Write all of the rows or none; they are durable when this returns."""
 
 
-class Catalog:
-    """Use from one thread only."""
+class CatalogRows(ABC):
+    """Rows that an earlier process of this rank wrote. Each ends with its checksum."""
 
-    def __init__(self, run: Path) -> None:
-        self.path = run / CATALOG_FILE
-        self._connection: sqlite3.Connection | None = None
-        self._connect()
+    path: Path
+
+    @abstractmethod
+    def _stored(self, table: str) -> Sequence[Sequence[Any]]:
+        """The rows of a table by id, with their checksums."""
+
+    def _checked(self, table: str) -> list[Sequence[Any]]:
+        rows = self._stored(table)
+        for row in rows:
+            if zlib.crc32(row_text(*row[:-1])) != row[-1]:
+                raise CorruptError(
+                    f"{self.path}: row {row[0]} of table {table} does not match its checksum. "
+                    "This run cannot be resumed; start a new one (intact data can still be read)."
+                )
+        return [row[:-1] for row in rows]
 
     def sites(self) -> dict[int, Site]:
-        return sites_of(self._checked("sites"))
+        return _sites_of(self._checked("sites"))
 
     def shards(self) -> dict[int, Shard]:
         """The parts of sharded sites that this process holds, by site."""
-        return shards_of(self._checked("shards"))
+        return _shards_of(self._checked("shards"))
 
     def scalar_names(self) -> dict[int, str]:
         """Names by id, in their current form: a run of an earlier version continues its existing series."""
@@ -89,11 +101,20 @@ class Catalog:
 
     def segments(self) -> list[Segment]:
         """Every sealed file, in order of sealing."""
-        return segments_of(self._checked("segments"))
+        return _segments_of(self._checked("segments"))
 
     def attempts(self) -> list[Attempt]:
         """Attempts in order; a run of format 1 has no row."""
-        return attempts_of(self._checked("attempts"))
+        return _attempts_of(self._checked("attempts"))
+
+
+class Catalog(CatalogRows):
+    """Use from one thread only."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / CATALOG_FILE
+        self._connection: sqlite3.Connection | None = None
+        self._connect()
 
     def next_finding(self) -> int:
         """The first finding number that no earlier session has used."""
@@ -144,16 +165,9 @@ class Catalog:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _checked(self, table: str) -> list[tuple[Any, ...]]:
+    def _stored(self, table: str) -> list[tuple[Any, ...]]:
         connection = self._connection or self._connect()
-        rows = connection.execute(f"select * from {table} order by id").fetchall()  # noqa: S608  our own table names
-        for row in rows:
-            if zlib.crc32(row_text(*row[:-1])) != row[-1]:
-                raise CorruptError(
-                    f"{self.path}: row {row[0]} of table {table} does not match its checksum. "
-                    "This run cannot be resumed; start a new one (intact data can still be read)."
-                )
-        return [row[:-1] for row in rows]
+        return connection.execute(f"select * from {table} order by id").fetchall()  # noqa: S608  our own table names
 
 
 def _drop_early_table(connection: sqlite3.Connection) -> None:
@@ -170,7 +184,7 @@ def _add_attempts(connection: sqlite3.Connection) -> None:
             connection.execute(f"alter table {table} add column attempt integer not null default 0")
 
 
-def sites_of(rows: Iterable[Sequence[Any]]) -> dict[int, Site]:
+def _sites_of(rows: Iterable[Sequence[Any]]) -> dict[int, Site]:
     """Sites from checked rows, without their checksum."""
     return {
         id: Site(
@@ -186,16 +200,16 @@ def sites_of(rows: Iterable[Sequence[Any]]) -> dict[int, Site]:
     }
 
 
-def shards_of(rows: Iterable[Sequence[Any]]) -> dict[int, Shard]:
+def _shards_of(rows: Iterable[Sequence[Any]]) -> dict[int, Shard]:
     return {id: Shard(part=part, parts=parts, how=how) for id, part, parts, how in rows}
 
 
-def segments_of(rows: Iterable[Sequence[Any]]) -> list[Segment]:
+def _segments_of(rows: Iterable[Sequence[Any]]) -> list[Segment]:
     names = Segment.__dataclass_fields__
     return [Segment(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-def attempts_of(rows: Iterable[Sequence[Any]]) -> list[Attempt]:
+def _attempts_of(rows: Iterable[Sequence[Any]]) -> list[Attempt]:
     return [
         Attempt(
             number=number,

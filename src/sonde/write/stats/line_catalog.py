@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sonde.errors import CorruptError
-from sonde.schema.attempts import Attempt
-from sonde.schema.layout import RANK_CATALOG_FILE, row_text
-from sonde.schema.old_names import current_scalar
-from sonde.schema.records import Shard, Site, check_document, sign_document, to_json
+from sonde.schema.layout import RANK_CATALOG_FILE
+from sonde.schema.records import check_document, sign_document, to_json
 from sonde.write.durable import open_file, sync_folder, write_all
-from sonde.write.stats.catalog import Row, Segment, attempts_of, segments_of, shards_of, sites_of
+from sonde.write.stats.catalog import CatalogRows, Row
 
 _CHECKED = ("sites", "shards", "scalar_names", "segments", "attempts")
 
 
-class LineCatalog:
-    """Has the methods of `Catalog`. Use from one thread only."""
+class LineCatalog(CatalogRows):
+    """Use from one thread only."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / RANK_CATALOG_FILE
@@ -34,21 +30,6 @@ class LineCatalog:
         self._read()
         self._fd = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         sync_folder(run)
-
-    def sites(self) -> dict[int, Site]:
-        return sites_of(self._checked("sites"))
-
-    def shards(self) -> dict[int, Shard]:
-        return shards_of(self._checked("shards"))
-
-    def scalar_names(self) -> dict[int, str]:
-        return {id: current_scalar(name) for id, name in self._checked("scalar_names")}
-
-    def segments(self) -> list[Segment]:
-        return segments_of(self._checked("segments"))
-
-    def attempts(self) -> list[Attempt]:
-        return attempts_of(self._checked("attempts"))
 
     def next_finding(self) -> int:
         """Rules run on the first rank only."""
@@ -84,11 +65,5 @@ class LineCatalog:
                 if table in self._rows:
                     self._rows[table][values[0]] = values
 
-    def _checked(self, table: str) -> list[list[Any]]:
-        rows = [self._rows[table][id] for id in sorted(self._rows[table])]
-        for row in rows:
-            if zlib.crc32(row_text(*row[:-1])) != row[-1]:
-                raise CorruptError(
-                    f"{self.path}: row {row[0]} of {table} does not match its checksum. Start a new run."
-                )
-        return [row[:-1] for row in rows]
+    def _stored(self, table: str) -> list[list[Any]]:
+        return [self._rows[table][id] for id in sorted(self._rows[table])]

@@ -16,9 +16,8 @@ from typing import Any, Final, Literal
 from sonde.errors import RunError, SondeError
 from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.write.items import AttemptNumber, KeptRow
-from sonde.write.priority import lower_priority
 from sonde.write.tensors.store import Receipt, Store
-from sonde.write.thread_time import note_thread_time
+from sonde.write.thread_time import lower_priority, note_thread_time
 from sonde.write.writer import Writer
 
 _ROW_PATIENCE_S: Final = 60.0
@@ -68,7 +67,6 @@ class Outcome:
     state: State
     why: str = ""
     receipt: Receipt | None = None
-    took_s: float = 0.0
     error: Exception | None = field(default=None, compare=False)
     upload: dict[str, Any] | None = None
     """The upload progress of a remote store."""
@@ -185,16 +183,15 @@ class SnapshotWriter:
     def _kept(self, pending: Pending) -> Outcome:
         if self._has_given_up:
             return Outcome(pending, "lost", "there was no time left to write it")
-        began = time.monotonic()
         try:
-            return self._write(pending, began)
+            return self._write(pending)
         except ChangedError as error:
             return Outcome(pending, "changed", str(error))
         except Exception as error:  # noqa: BLE001  nothing may end this thread; failures are reported and counted
             why = str(error).rstrip(".") if isinstance(error, SondeError) else f"{type(error).__name__}: {error}"
             return Outcome(pending, "failed", why[:500], error=error)
 
-    def _write(self, pending: Pending, began: float) -> Outcome:
+    def _write(self, pending: Pending) -> Outcome:
         store, key = self._opened(), self._key(pending)
         if key in self._known:
             self._writer.kept(self._row(pending, key, None))
@@ -205,11 +202,10 @@ class SnapshotWriter:
         self._known.add(key)
         del snapshot  # its memory returns to the pool before the outcome is reported
         self._writer.kept(self._row(pending, key, receipt))
-        took_s = time.monotonic() - began
         if not self._writer.flush(_ROW_PATIENCE_S):
             why = "it is in the store, but its catalog row is still waiting for the disk"
-            return Outcome(pending, "taken", why, receipt, took_s)
-        return Outcome(pending, "taken", "", receipt, took_s)
+            return Outcome(pending, "taken", why, receipt)
+        return Outcome(pending, "taken", "", receipt)
 
     def _opened(self) -> Store:
         if self._store is None:

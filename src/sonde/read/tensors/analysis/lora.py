@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sonde.read.tensors.analysis.spectra import Spectrum
 from sonde.schema.sketch import Array
 
-_A: Final = re.compile(r"^(?P<module>.*?)\.?lora_(?P<embedding>embedding_)?A(?P<adapter>(\.[^.]+)*?)(\.weight)?$")
+_A: Final = re.compile(r"^(?P<module>.*?)\.?lora_(embedding_)?A(?P<adapter>(\.[^.]+)*?)(\.weight)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,6 @@ class AdapterPair:
     adapter: str
     a: str
     b: str
-    is_embedding: bool = False
-    """Whether it adapts an embedding, which stores A as (rank, words) and B as (width, rank): ΔW is transposed."""
 
 
 def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
@@ -44,8 +42,7 @@ def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
         before, after = name[: match.end("module")], name[match.end("module") :]
         partner = before + after.replace("lora_embedding_A", "lora_embedding_B", 1).replace("lora_A", "lora_B", 1)
         if partner in there:
-            is_embedding = match["embedding"] is not None
-            pairs.append(AdapterPair(match["module"], match["adapter"].strip("."), name, partner, is_embedding))
+            pairs.append(AdapterPair(match["module"], match["adapter"].strip("."), name, partner))
     return pairs
 
 

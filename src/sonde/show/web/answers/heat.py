@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.run import Run
-from sonde.schema.pooling import MISSING, Cells, Places, pool_into, scale_of
+from sonde.schema.thinning import MISSING, Cells, Places, pool_into, scale_of
 from sonde.show.web.caches.cache import ByteCache
 from sonde.show.web.caches.diagnoses import Judged
 from sonde.show.web.caches.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width

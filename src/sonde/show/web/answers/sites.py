@@ -6,7 +6,7 @@ from typing import Any
 
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars
-from sonde.schema.pooling import scale_of
+from sonde.schema.thinning import scale_of
 from sonde.show.web.query import Query
 from sonde.show.web.structure import Structure, module_tree, stat_dict, stats_of, structure_of
 from sonde.show.web.wire import Reply, json_reply

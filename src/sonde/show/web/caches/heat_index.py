@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde.errors import SondeError
 from sonde.run import Heat, LiveCells, Segment
-from sonde.schema.pooling import MISSING, ZERO_PLACE, Cells, Places, pool, pool_into, scale_of
+from sonde.schema.thinning import MISSING, ZERO_PLACE, Cells, Places, pool, pool_into, scale_of
 from sonde.show.web.caches.background import BackgroundTasks
 from sonde.show.web.caches.cache import ByteCache
 from sonde.show.web.runs import Entry

@@ -13,9 +13,9 @@ import numpy as np
 from sonde.diagnose.finding import count_severities
 from sonde.errors import SondeError
 from sonde.run import Run
-from sonde.schema.overhead import recording_took
 from sonde.schema.thinning import min_max
 from sonde.schema.window import Window
+from sonde.schema.words import recording_took
 from sonde.show.analyses.convergence import convergence
 from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sonde
-from sonde.schema.secrets import MASK, is_secret_name, mask_command, mask_config, mask_text
 from sonde.write.folder import create_run
+from sonde.write.secrets import MASK, is_secret_name, mask_command, mask_config, mask_text
 
 SECRET = "s3cr3t" + "Value" * 5
 FORMS = [
