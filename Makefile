@@ -10,12 +10,13 @@ BIN := .venv/bin
 LIGHT := .venv/.light
 STAMP := .venv/.installed
 ZOO := .venv/zoo/.installed
+SITE := .venv/.site
 # Tests that use several processes run alone on the machine.
 ALONE := distributed or browser or gpu
 # Two test processes on two cores: without this, torch would start two threads in each.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install web browser azurite zoo demo test check lint types contracts quick coverage marked foreign bench docs build format clean
+.PHONY: help install web browser azurite zoo demo test check lint types contracts quick coverage marked foreign bench docs site build format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -83,7 +84,7 @@ coverage: web  ## run the quick tests and measure their line coverage, shown in 
 	$(TEST) -q -n 2 --cov=sonde --cov-report=html:.venv/coverage
 	@echo "The quick tests cover $$($(BIN)/coverage report --format=total) % of the lines."
 
-marked: web browser azurite zoo  ## run the slow, fault, distributed, browser and gpu tests; skip what the machine lacks
+marked: web browser azurite zoo $(SITE)  ## run the slow, fault, distributed, browser and gpu tests; skip what the machine lacks
 	$(TEST) -q -n 2 -m "(slow or fault) and not ($(ALONE))"
 	$(TEST) -q -m "$(ALONE)"
 
@@ -98,6 +99,13 @@ bench: $(STAMP)  ## measure the overhead; writes benchmarks/results/
 docs: $(STAMP)  ## run every code block of README.md and docs/
 	$(TEST) -q tests/test_docs.py -m ""
 
+$(SITE): docs/requirements.txt constraints.txt | $(STAMP)
+	$(PIP) -r docs/requirements.txt
+	touch $(SITE)
+
+site: $(SITE)  ## build the documentation site into site/, strictly
+	$(BIN)/python docs/site.py
+
 build: $(STAMP)  ## build the sdist and the wheel into dist/, and check them
 	rm -rf dist
 	$(BIN)/python -m build
@@ -108,5 +116,5 @@ format: $(STAMP)  ## fix and format the code with ruff
 	$(BIN)/ruff format
 
 clean:  ## remove everything built, including the environment
-	rm -rf web/node_modules src/sonde/show/web/static .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf web/node_modules src/sonde/show/web/static .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

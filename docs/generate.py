@@ -328,8 +328,9 @@ def fill(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """README.md and every page of docs/."""
-    return [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    """README.md and every page of docs/, without the pages of rules, which are generated as a whole."""
+    written = [page for page in DOCS.rglob("*.md") if page.parent != DOCS / "rules"]
+    return [DOCS.parent / "README.md", *sorted(written)]
 
 
 def rule_pages() -> dict[Path, str]:

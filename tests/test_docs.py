@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,17 +18,22 @@ BLOCK = re.compile(r"^(?:```|<!-- )(\w+)\n(.*?)^(?:```|-->)$", re.MULTILINE | re
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def load(name: str) -> ModuleType:
+    """A script of docs/, which is not a package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-GENERATOR = load_generator()
+GENERATOR = load("generate")
 PAGES: list[Path] = GENERATOR.pages()
+# Importing these frameworks alone takes seconds.
+SLOW = {"hugging-face.md", "jax.md", "keras.md", "lightning.md"}
+FOREIGN = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the frameworks' own warnings
+RUNNABLE = [pytest.param(page, marks=FOREIGN if page.name in SLOW else [], id=page.name) for page in PAGES]
 
 
 def blocks(page: Path, language: str) -> Iterator[tuple[int, str]]:
@@ -44,7 +50,7 @@ def commands(page: Path) -> list[str]:
     return [line.removeprefix("$ ").partition("  #")[0] for line in lines if line.startswith("$ ")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("SONDE_DIR", "SONDE_MODE", "SONDE_CONFIG"):
@@ -100,6 +106,13 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in parameter.opts}
         given = [] if verb == "run" else [word.partition("=")[0] for word in rest if word.startswith("-")]
         assert set(given) <= known, line
+
+
+def test_figures_are_what_their_script_draws() -> None:
+    drawn = load("figures").pictures()
+    stale = [path.name for path, text in drawn.items() if not path.exists() or path.read_text("utf-8") != text]
+    assert stale == [], "run  python docs/figures.py"
+    assert set(drawn) == set((ROOT / "docs" / "pictures").glob("concept-*.svg"))
 
 
 def test_public_names_are_all_documented() -> None:

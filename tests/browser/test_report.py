@@ -112,6 +112,20 @@ def test_two_thousand_tensors_stay_below_seven_megabytes(
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
 
 
+def test_print_puts_nothing_that_may_not_be_split_into_a_grid(report: Path, open_page: Callable[..., Any]) -> None:
+    """Chromium prints the cells of a grid over one another if they may not be split over pages."""
+    page = open_page(report.as_uri(), offline=True)
+    expect(page.locator("[data-analysis] .verdict")).to_have_count(4)
+    page.emulate_media(media="print")
+    found = page.evaluate(
+        """() => [...document.querySelectorAll("main *")]
+            .filter(one => getComputedStyle(one).breakInside === "avoid")
+            .map(one => [one.tagName, getComputedStyle(one.parentElement).display])"""
+    )
+    assert {"FIGURE", "ARTICLE", "SECTION"} <= {tag for tag, _ in found}
+    assert [one for one in found if "grid" in one[1]] == []
+
+
 def test_pdf_contains_everything(demo_runs: Path, front_end: Path, chromium: str, tmp_path: Path) -> None:
     path = write(run_of(demo_runs, "small-gpt"), tmp_path / "report.pdf")
     printed = path.read_bytes()
