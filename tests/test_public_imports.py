@@ -17,6 +17,8 @@ import sonde
 ROOT = Path(__file__).parents[1]
 PUBLIC = (
     "sonde",
+    "sonde.compat",
+    *(f"sonde.compat.{name}" for name in sonde.compat.__all__),
     "sonde.errors",
     "sonde.flow",
     "sonde.run",
@@ -130,7 +132,7 @@ print(sonde.{name}.__name__)
 """
 
 
-@pytest.mark.parametrize("name", ["adapters", "errors", "flow", "jax", "show", "testing", "tune"])
+@pytest.mark.parametrize("name", ["adapters", "compat", "errors", "flow", "jax", "show", "testing", "tune"])
 def test_public_modules_are_attributes_that_load_on_first_use(name: str) -> None:
     code = MODULES.format(name=name)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
