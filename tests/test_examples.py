@@ -41,6 +41,12 @@ ARGUMENTS = {
     "nan_hunt.py": [],
     "spike_postmortem.py": [],
     "sweep.py": [],
+    "extend_adapter.py": [],
+    "extend_checkpoints.py": [],
+    "extend_method.py": [],
+    "extend_mirror.py": [],
+    "extend_rule.py": [],
+    "extend_store.py": [],
 }
 # What the first lines of an example promise to show.
 SHOWN = {
@@ -51,6 +57,12 @@ SHOWN = {
     "nan_hunt.py": "Rows of the batch of step 46 that are all zeros: [28]",
     "spike_postmortem.py": "loss_spikes",
     "sweep.py": "lr_too_low",
+    "extend_adapter.py": "finished after 20 steps, 20 losses",
+    "extend_checkpoints.py": "Kept steps [15, 20]; restored step 15.",
+    "extend_method.py": "The loss went from",
+    "extend_mirror.py": "has 20 losses",
+    "extend_rule.py": "reward_plateau: The reward has not exceeded",
+    "extend_store.py": "snapshots of steps [0, 5, 10]",
 }
 DISTRIBUTED = ["ddp.py", "fsdp2.py", "tensor_parallel.py", "pipeline.py"]
 # What a tutorial must say it found, and that it was gone afterwards.

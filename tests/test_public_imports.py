@@ -19,6 +19,7 @@ PUBLIC = (
     "sonde",
     "sonde.compat",
     *(f"sonde.compat.{name}" for name in sonde.compat.__all__),
+    "sonde.diagnose.rule",
     "sonde.errors",
     "sonde.flow",
     "sonde.run",
@@ -34,7 +35,7 @@ PAGES = sorted([ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.m
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^(?:```|<!-- )(?:python|py)\n(.*?)^(?:```|-->)$", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"(?<![\w./-])sonde(?:\.[A-Za-z_]\w*)+")
-NOT_PYTHON = ("sonde.yaml", "sonde.mirrors", "sonde.recorders", "sonde.views")
+NOT_PYTHON = ("sonde.yaml", "sonde.mirrors", "sonde.recorders", "sonde.rules", "sonde.stores", "sonde.views")
 """A file, and groups of entry points."""
 
 MOVED = [

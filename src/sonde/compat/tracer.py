@@ -49,7 +49,7 @@ __all__ = [
 @dataclass
 class TracerConfig:
     """The configuration of a run. `checkpoint_interval`, `capture_samples`, `async_writes`, `write_buffer_size` and
-    `max_workers` have no effect: sonde records every step, on a thread of its own, within its budget."""
+    `max_workers` have no effect: sonde records every step, on a separate thread, within its budget."""
 
     project_name: str
     run_name: str | None = None
@@ -354,7 +354,7 @@ class QueryEngine:
         self.storage = StorageBackend(storage_path)
 
     def get_run_summary(self, run_id: str) -> dict[str, Any]:
-        """The run's row, with the last value of each of its own metrics under `final_metrics`, and its health."""
+        """The run's row, with the last value of each logged metric under `final_metrics`, and its health."""
         run = self.storage.open(run_id)
         row = run.sql("select * from runs").to_pylist()[0]
         last = {name: float(values[-1]) for name, (_, values) in run.scalar_lines().items() if "/" not in name}
@@ -398,7 +398,7 @@ class AnomalyDetector:
         self.storage = storage if isinstance(storage, StorageBackend) else StorageBackend(storage)
 
     def detect_all_anomalies(self, run_id: str) -> list[dict[str, Any]]:
-        """What went wrong, most likely cause first; nothing has to be stored."""
+        """The anomalies, most likely cause first; nothing has to be stored."""
         run = self.storage.open(run_id)
         return [
             {
