@@ -50,9 +50,14 @@ class FineTuningMethod(ABC):
         """The saved model of this name, for methods that load it in their own way; None for transformers' way."""
         return None
 
+    @property
+    def can_merge(self) -> bool:
+        """Whether `merged` returns a model. Asked after `setup_training`."""
+        return False
+
     def merged(self) -> Any:
-        """The whole model with everything trained merged in, to save; None if this method cannot provide one."""
-        return None
+        """The whole model with everything trained merged in, to save."""
+        raise UsageError(f"{type(self).__name__} cannot merge what it trains; implement can_merge and merged().")
 
 
 class TransformersMethod(FineTuningMethod):
@@ -78,11 +83,18 @@ class TransformersMethod(FineTuningMethod):
     def save_checkpoint(self, path: str | Path) -> None:
         self.model.save_pretrained(path)
 
+    @property
+    def can_merge(self) -> bool:
+        """Learned tokens and prefixes are not part of any weight."""
+        return not self._has_adapters or hasattr(self.model, "merge_and_unload")
+
     def merged(self) -> Any:
         """A copy, so that the caller keeps the adapters. Models without separate adapters are whole already."""
-        if not self.is_adapter or not hasattr(self.model, "peft_config"):
-            return self.model
-        return copy.deepcopy(self.model).merge_and_unload() if hasattr(self.model, "merge_and_unload") else None
+        return copy.deepcopy(self.model).merge_and_unload() if self._has_adapters else self.model
+
+    @property
+    def _has_adapters(self) -> bool:
+        return hasattr(self.model, "peft_config")
 
 
 class PeftMethod(TransformersMethod):

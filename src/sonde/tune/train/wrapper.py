@@ -140,7 +140,7 @@ class TrainingWrapper:
             assert self.model_config is not None
             model = load_model(self.model_config, self.method, self.options, tokenizer)
         prepared = self.method.setup_training(model, self.options)
-        if self.options.merge and self.method.merged() is None:
+        if self.options.merge and not self.method.can_merge:
             raise UsageError(
                 f"method.merge: what {self.options.name} trains cannot be merged into the model. Leave merge out: the "
                 "folder `final` has what was trained."
