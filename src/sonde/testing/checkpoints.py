@@ -35,7 +35,7 @@ def payload(step: int = 0) -> Payload:
 
 
 def metadata(step: int, **metrics: float) -> dict[str, Any]:
-    """What a manager passes to `save_checkpoint`."""
+    """The metadata that a manager passes to `save_checkpoint`."""
     return {"step": step, "time": 100.0 + step, "metrics": metrics, "details": {"reason": ""}}
 
 
