@@ -57,7 +57,7 @@ class MethodTests:
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(loss))
+            losses.append(loss.item())
         return model, losses
 
     def test_the_model_has_something_to_train(self) -> None:
