@@ -114,8 +114,8 @@ def _show(answer: dict[str, Any]) -> None:
     )
     print(f"{counted(answer['steps'], 'step')}, {losses}")
     print(f"trained model: {folder}/final    checkpoints: {', '.join(map(str, answer['checkpoints'])) or 'none'}")
-    print(f"  sonde report {folder}")
     if answer["merged"] is not None:
         print(f"merged model: {plain(shlex.quote(answer['merged']))}")
+    print(f"  sonde report {folder}")
     if answer["run"] is not None:
         print(f"  sonde diagnose {plain(shlex.quote(answer['run']))}")
