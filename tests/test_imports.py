@@ -19,7 +19,7 @@ DOCUMENTED = {
     "open", "runs", "compare", "ui",
     "Session", "Run", "Settings", "Snapshots", "Mirror", "every", "first",
 }  # fmt: skip
-MODULES = {"adapters", "errors", "flow", "jax", "show", "testing", "tune"}
+MODULES = {"adapters", "compat", "errors", "flow", "jax", "show", "testing", "tune"}
 FOREIGN = ("torch", "numpy", "pyarrow", "duckdb", "pydantic", "psutil", "rich", "typer", "pandas", "yaml", "sqlite3")
 VIEWERS = ("duckdb", "rich", "typer", "pandas", "matplotlib", "starlette", "uvicorn", "textual")
 

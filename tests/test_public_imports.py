@@ -17,6 +17,9 @@ import sonde
 ROOT = Path(__file__).parents[1]
 PUBLIC = (
     "sonde",
+    "sonde.compat",
+    *(f"sonde.compat.{name}" for name in sonde.compat.__all__),
+    "sonde.diagnose.rule",
     "sonde.errors",
     "sonde.flow",
     "sonde.run",
@@ -32,7 +35,7 @@ PAGES = sorted([ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.m
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^(?:```|<!-- )(?:python|py)\n(.*?)^(?:```|-->)$", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"(?<![\w./-])sonde(?:\.[A-Za-z_]\w*)+")
-NOT_PYTHON = ("sonde.yaml", "sonde.mirrors", "sonde.recorders", "sonde.views")
+NOT_PYTHON = ("sonde.yaml", "sonde.mirrors", "sonde.recorders", "sonde.rules", "sonde.stores", "sonde.views")
 """A file, and groups of entry points."""
 
 MOVED = [
@@ -130,7 +133,7 @@ print(sonde.{name}.__name__)
 """
 
 
-@pytest.mark.parametrize("name", ["adapters", "errors", "flow", "jax", "show", "testing", "tune"])
+@pytest.mark.parametrize("name", ["adapters", "compat", "errors", "flow", "jax", "show", "testing", "tune"])
 def test_public_modules_are_attributes_that_load_on_first_use(name: str) -> None:
     code = MODULES.format(name=name)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

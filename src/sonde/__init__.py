@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonde import adapters as adapters
+    from sonde import compat as compat
     from sonde import errors as errors
     from sonde import flow as flow
     from sonde import show as show
@@ -90,6 +91,7 @@ _HOMES = {
 }
 _MODULES = {
     "adapters": "sonde.adapters",
+    "compat": "sonde.compat",
     "errors": "sonde.errors",
     "flow": "sonde.flow",
     "jax": "sonde.adapters.jax",

@@ -60,11 +60,9 @@ def test_every_kind_of_layer_is_split_and_both_models_stay_as_they_were(state: A
     for name, c in found.items():
         assert c.effective > 0
         assert (c.propagating > 0) == (name != "embed")  # tokens do not change
-        assert (
-            abs(c.effective - c.propagating)
-            <= c.total * (1 + 1e-9)
-            <= (c.effective + c.propagating) * (1 + 1e-9) + 1e-12
-        )
+        assert (c.bias > 0) == (name != "embed")
+        parts = (c.effective, c.propagating, c.bias)
+        assert 2 * max(parts) - sum(parts) <= c.total * (1 + 1e-9) <= sum(parts) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -82,14 +80,39 @@ def test_the_parts_are_the_formula_and_add_up(make: Any, x: Tensor) -> None:
     now, then = make(), make()
     x_then = x + 0.1 * torch.randn_like(x) if x.is_floating_point() else x
     with torch.no_grad():
-        parts = split(then, ((x,), now(x)), ((x_then,), then(x_then)))
-        difference = copy.deepcopy(now)
-        for p, a, b in zip(difference.parameters(), now.parameters(), then.parameters(), strict=True):
-            p.copy_(a - b)
+        parts = split(then, now, ((x,), now(x)), ((x_then,), then(x_then)))
+        difference, shift = copy.deepcopy(now), 0.0
+        for (name, p), a, b in zip(difference.named_parameters(), now.parameters(), then.parameters(), strict=True):
+            p.copy_(a - b if name == "weight" else torch.zeros(()))
+            shift = a - b if name == "bias" else shift
         tolerance = {"rtol": 2e-2, "atol": 5e-2} if x.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(parts["effective"], difference(x), **tolerance)
-        torch.testing.assert_close(parts["effective"] + parts["propagating"], parts["total"], **tolerance)
+        assert torch.equal(parts["bias"].flatten(), torch.as_tensor(shift, dtype=parts["bias"].dtype).flatten())
+        together = parts["effective"] + parts["propagating"] + parts["bias"]
+        torch.testing.assert_close(together, parts["total"], **tolerance)
         torch.testing.assert_close(parts["propagating"], then(x) - then(x_then), **tolerance)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 6), nn.Conv2d(2, 4, 3), nn.MultiheadAttention(4, 2)])
+def test_a_layer_whose_bias_alone_changed_has_no_effective_change(layer: nn.Module) -> None:
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, x, x)[0] if isinstance(layer, nn.MultiheadAttention) else self.layer(x)
+
+    model, reference = Only(), Only()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("in_proj_bias" if isinstance(layer, nn.MultiheadAttention) else ".bias"):
+                parameter += 1.0
+    x = torch.randn(2, 2, 6, 6) if isinstance(layer, nn.Conv2d) else torch.randn(3, 5, 4)
+    (changed, *_) = refined_coordinate_check(model, reference, x)
+    assert changed.bias == pytest.approx(1.0)
+    assert changed.effective < 1e-6
+    assert changed.total == pytest.approx(1.0)
 
 
 def test_an_encoder_is_looked_into_though_torch_would_fuse_it() -> None:
@@ -141,8 +164,28 @@ def test_inside_a_training_loop_with_a_monitor() -> None:
     assert found["RCC (W_t-W_0)x_t/0/l2norm"] > 0
     assert found["RCC W_0(x_t-x_0)/0/l2norm"] == 0.0
     assert found["RCC W_0(x_t-x_0)/2/l2norm"] > 0
+    assert found["RCC b_t-b_0/0/l2norm"] > 0
     assert found["RCC x_t/2/l2norm"] == pytest.approx(hidden.norm(dim=-1).mean().item(), rel=0.2)
     assert monitor.get_step_metrics(0)["RCC (W_t-W_0)x_t/2/l2norm"] == 0.0
+
+
+def test_inside_a_training_loop_a_bias_alone_has_no_effective_change() -> None:
+    model = nn.Sequential(nn.Linear(4, 8))
+    monitor = ModuleMonitor()
+    monitor.set_module(model)
+    reference = copy.deepcopy(model)
+    monitor.set_reference_module(reference)
+    check = RefinedCoordinateCheck(monitor)
+    with torch.no_grad():
+        model[0].bias += 1.0
+    x = torch.randn(16, 4)
+    monitor.begin_step(0)
+    reference(x), model(x)
+    check.refined_coordinate_check()
+    monitor.end_step()
+    found = monitor.get_step_metrics()
+    assert found["RCC (W_t-W_0)x_t/0/l2norm"] < 1e-5
+    assert found["RCC b_t-b_0/0/l2norm"] == pytest.approx(8**0.5)
 
 
 def test_a_check_without_a_reference_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import pickle
 import weakref
 from pathlib import Path
@@ -196,6 +197,122 @@ def test_names_are_chosen_excluded_and_formatted(model: Network) -> None:
     assert activations == {"activation/HEAD/rms", "activation/attention/rms"}
 
 
+def test_a_pattern_is_matched_from_the_start_of_a_name(model: Network) -> None:
+    monitor = ModuleMonitor(excluded_modules_regex="head")
+    monitor.set_module(model)
+    monitor.add_activation_metric("rms", rms, "att")
+    monitor.add_parameter_metric("rms", rms, "enter")
+    monitor.begin_step(0)
+    model(batch()[0])
+    monitor.monitor_parameters()
+    monitor.end_step()
+    assert set(monitor.get_step_metrics()) >= {
+        "activation/attention/rms", "activation/attention.qkv/rms", "activation/attention.out/rms",
+        "parameter/enter.weight/rms", "parameter/enter.bias/rms",
+    }  # fmt: skip
+    assert not any("/head" in key or "root" in key for key in monitor.get_step_metrics())
+
+
+def test_a_pattern_that_matches_nothing_is_reported_once(model: Network) -> None:
+    monitor = watched(model)
+    monitor.add_activation_metric("rms", rms, r".*mpl.*")
+    monitor.add_activation_metric("heads", rms, r".*head_\d+")  # names that exist only while the model runs
+    monitor.add_gradient_metric("rms", rms, r"mpl\..*")
+    with pytest.warns(UserWarning, match="matches no") as told:
+        train(model, monitor)
+    messages = [str(warning.message) for warning in told]
+    assert len(messages) == 2
+    assert r"metric_regex='.*mpl.*' of the activation metric 'rms' matches no module" in messages[0]
+    assert "Names: [root module], enter, attention" in messages[0]
+    assert r"metric_regex='mpl\\..*' of the gradient metric 'rms' matches no parameter" in messages[1]
+    assert "Names: enter.weight" in messages[1]
+
+
+class Many(nn.Module):
+    """Outputs that are not a single tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        out, _ = self.rnn(x)
+        return {"logits": self.head(out), "states": [out, out.mean(1)], "count": 3}
+
+
+def test_tensors_of_tuples_and_dicts_are_measured_and_compared() -> None:
+    torch.manual_seed(0)
+    model, x = Many(), torch.randn(2, 5, 4)
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        model.head.weight += 1.0
+    monitor = ModuleMonitor()
+    monitor.set_module(model)
+    monitor.set_reference_module(reference)
+    monitor.add_activation_metric("mean", lambda a: a.mean())
+    monitor.add_activation_difference_metric("l2", lambda a, r: (a - r).norm())
+    monitor.begin_step(0)
+    reference(x)
+    out = model(x)
+    monitor.end_step()
+    found = monitor.get_step_metrics()
+    states, (h, c) = model.rnn(x)
+    expected = {
+        "rnn": states, "rnn:1.0": h, "rnn:1.1": c, "head": out["logits"], "[root module]": out["logits"],
+        "[root module]:states.0": states, "[root module]:states.1": out["states"][1],
+    }  # fmt: skip
+    means = {key: value for key, value in found.items() if key.endswith("/mean")}
+    assert means == {f"activation/{name}/mean": pytest.approx(t.mean().item()) for name, t in expected.items()}
+    differences = {key.split("/")[1]: value for key, value in found.items() if key.endswith("/l2")}
+    assert differences.keys() == expected.keys()
+    assert {name for name, value in differences.items() if value} == {"head", "[root module]"}
+
+
+def test_scalars_of_your_own(model: Network) -> None:
+    monitor = ModuleMonitor(lambda step: step == 1)
+    monitor.set_module(model)
+    assert monitor.begin_step(0) is False
+    monitor.log_scalars({"loss": 1.0, "lr": 0.1})
+    monitor.log_scalars({"val_loss": torch.tensor(2.5)}, force=True)
+    monitor.end_step()
+    assert monitor.get_step_metrics() == {"val_loss": 2.5}
+    assert monitor.begin_step(1) is True
+    for loss in (1.0, 3.0):
+        monitor.log_scalars({"loss": loss})
+        monitor.log_scalar("largest", loss, max)
+    monitor.end_step()
+    monitor.log_scalar("val_loss", 2.0, force=True)
+    assert monitor.get_all_metrics() == {0: {"val_loss": 2.5}, 1: {"loss": 2.0, "largest": 3.0, "val_loss": 2.0}}
+    with pytest.warns(UserWarning, match="begin_step"):
+        ModuleMonitor().log_scalar("early", 1.0, force=True)
+
+
+def test_the_logger_gets_the_size_and_the_warnings(model: Network, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = watched(model, logger=logging.getLogger("mine"))
+    monitor.add_activation_metric("bad", lambda x: 1 / 0, "enter")
+    with caplog.at_level(logging.INFO, "mine"):
+        train(model, monitor, steps=2)
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "INFO", "INFO"]
+    assert "activation/enter/bad failed and is skipped" in caplog.messages[0]
+    num_keys, size = len(monitor.get_step_metrics()), monitor.store.nbytes / 1e6
+    assert caplog.messages[2] == f"Logged {num_keys} keys at step 1. Size of all logged metrics: {size:.2f} MB"
+    assert 0 < monitor.store.nbytes < 20_000
+
+
+def test_the_size_of_the_metrics_counts_every_number(model: Network) -> None:
+    monitor = ModuleMonitor()
+    monitor.set_module(model)
+    sizes = []
+    for step in range(3):
+        monitor.begin_step(step)
+        monitor.log_scalars({f"key{i}": float(i) for i in range(1000)})
+        monitor.end_step()
+        sizes.append(monitor.store.nbytes)
+    assert sizes[0] > 1000 * (24 + 8 + len("key000"))
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0] < sizes[0]  # the keys are shared
+
+
 def test_cpu_offload_gives_the_metric_a_tensor_on_the_host(model: Network) -> None:
     seen = []
     monitor = ModuleMonitor(cpu_offload=True)
@@ -331,6 +448,26 @@ class TestReference:
         assert len(told) == 1
         monitor.end_step()
         assert not any(key.startswith("activation_difference") for key in monitor.get_step_metrics())
+
+    def test_a_reference_can_be_removed_and_replaced(self, model: Network) -> None:
+        monitor = ModuleMonitor()
+        monitor.set_module(model)
+        assert not monitor.has_reference_module()
+        reference = copy.deepcopy(model)
+        gone = weakref.ref(reference)
+        monitor.set_reference_module(reference)
+        assert monitor.has_reference_module()
+        monitor.set_reference_module(copy.deepcopy(model))
+        del reference
+        gc.collect()
+        assert gone() is None
+        monitor.add_parameter_difference_metric("l2", lambda p, r: (p - r).norm())
+        monitor.add_activation_difference_metric("l2", lambda a, r: (a - r).norm())
+        monitor.remove_reference_module()
+        monitor.remove_reference_module()
+        assert not monitor.has_reference_module()
+        (found,) = train(model, monitor, steps=1)
+        assert not any("difference" in key for key in found)
 
     def test_another_structure_is_refused(self, model: Network) -> None:
         monitor = ModuleMonitor()

@@ -79,6 +79,8 @@ def test_the_command_trains_records_and_can_be_restored(tmp_path):
     report = json.loads(done.stdout)
     assert report["adapters"]["facts"]["dead"] == 0
     assert "Weight evolution" in Path("report.html").read_text()
+    assert Path(answer["merged"]) == Path("checkpoints/merged").resolve()
+    assert (Path("checkpoints/merged/model.safetensors")).is_file()
     final = json.loads(Path("checkpoints/final/adapter_config.json").read_text())
     assert final["r"] == 8
     done = subprocess.run(
@@ -192,6 +194,49 @@ def test_methods_that_cannot_work_here_name_another(method, message):
         pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match=rf'{message}.*training_method="lora"'):
         TrainingWrapper("some/model", training_method=method)
+
+
+@pytest.mark.parametrize(("method", "package"), [("qlora", "bitsandbytes"), ("unsloth", "unsloth")])
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(method, package, monkeypatch):
+    Path(f"{package}.py").write_text("raise RuntimeError('no driver was found.\\nLong advice')")
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises(
+        UsageError, match=rf"{package}, which is installed but cannot be imported here \(no driver was "
+    ):
+        TrainingWrapper("some/model", training_method=method)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("method", "package"), [("qlora", "bitsandbytes"), ("unsloth", "unsloth")])
+def test_methods_of_a_gpu_train_where_their_package_is_installed(method, package):
+    pytest.importorskip(package, exc_type=Exception)
+    wrapper("full", checkpoint_interval=5).train(generate("copying", 24), "base", 1)
+    made = TrainingWrapper("base/final", training_method=method, **QUICK)
+    result = made.train(generate("copying", 24), "out", 1)
+    run = sonde.open(result.run)
+    assert result.num_steps == 6
+    assert "lora_B" in run.stats("grad/*lora_B*/norm")["site"][0].as_py()
+    assert CheckpointManager("out").verify() == {}
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_merged_model_loads_alone_and_answers_the_same(method):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = wrapper(method, method={"r": 2, "merge": True}).train(generate("copying", 24), "out", 1)
+    merged = AutoModelForCausalLM.from_pretrained("out/merged").eval()
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert any("lora" in name for name, _ in result.model.named_parameters()) == (method == "lora")
+    tokens = AutoTokenizer.from_pretrained("out/merged")("one two three", return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**tokens).logits, result.model.eval()(**tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_cannot_merge_says_so_before_it_trains():
+    with pytest.raises(UsageError, match=r"what prompt trains cannot be merged"):
+        wrapper("prompt", method={"merge": True}).train(generate("copying", 24), "out", 1)
+    assert not Path("runs").exists()
 
 
 def test_unknown_method_and_model():

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonde.session.entry.trainer import TrainerMixin
+    from sonde.session.observers.delivery import Sink
+    from sonde.write.items import FindingRow
 
 __all__ = [
+    "FindingRow",
+    "Sink",
     "TrainerMixin",
     "accelerate",
     "huggingface_hub",
@@ -22,13 +26,17 @@ __all__ = [
     "wandb",
 ]
 
+_HOME_OF = {
+    "FindingRow": "sonde.write.items",
+    "Sink": "sonde.session.observers.delivery",
+    "TrainerMixin": "sonde.session.entry.trainer",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Import an integration when it is first used: it needs its framework."""
-    if name == "TrainerMixin":
-        from sonde.session.entry.trainer import TrainerMixin
-
-        return TrainerMixin
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
     if name in __all__:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")

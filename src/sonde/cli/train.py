@@ -90,6 +90,7 @@ def _answer(result: Any) -> dict[str, Any]:
     return {
         "run": None if result.run is None else str(result.run),
         "output_dir": str(result.output_dir),
+        "merged": str(merged) if (merged := result.output_dir / "merged").is_dir() else None,
         "steps": result.num_steps,
         "train_loss": result.train_loss,
         "eval_loss": result.metrics.get("eval_loss"),
@@ -113,6 +114,8 @@ def _show(answer: dict[str, Any]) -> None:
     )
     print(f"{counted(answer['steps'], 'step')}, {losses}")
     print(f"trained model: {folder}/final    checkpoints: {', '.join(map(str, answer['checkpoints'])) or 'none'}")
+    if answer["merged"] is not None:
+        print(f"merged model: {plain(shlex.quote(answer['merged']))}")
     print(f"  sonde report {folder}")
     if answer["run"] is not None:
         print(f"  sonde diagnose {plain(shlex.quote(answer['run']))}")

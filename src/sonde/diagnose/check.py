@@ -7,20 +7,32 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import entry_points
+from typing import Final
 
 import numpy as np
 
 from sonde.diagnose import rules as rules_package
 from sonde.diagnose.finding import Finding, Severity
 from sonde.diagnose.rule import RULES, Rule
+from sonde.display import warn
 from sonde.schema.window import Window
+
+GROUP: Final = "sonde.rules"
+"""The group of entry points in which other packages name the modules of their rules."""
 
 
 @cache
 def all_rules() -> Mapping[str, Rule]:
-    """Every rule, by name. A rule registers itself when its file in `rules/` is imported."""
+    """Every rule, by name. A rule registers itself when its file in `rules/` is imported, or its module of another
+    package; one of this program, when it is defined."""
     for module in sorted(info.name for info in pkgutil.iter_modules(rules_package.__path__)):
         importlib.import_module(f"{rules_package.__name__}.{module}")
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            entry.load()
+        except Exception as error:  # noqa: BLE001 - a package that is broken must not take our own rules away
+            warn(f"sonde: the rules of {entry.value} could not be loaded: {error!r}")
     return RULES
 
 

@@ -11,6 +11,8 @@ from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.grounding import grounded
 from sonde.schema.window import Window
 
+__all__ = ["RULES", "Evidence", "Found", "Rule", "Window", "rule"]
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

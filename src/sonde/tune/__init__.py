@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sonde.read.run.checkpoints import Checkpoint
     from sonde.show.report.standard import StandardReport
     from sonde.tune.analyzer import CheckpointAnalyzer
     from sonde.tune.checkpoint.loader import ResumableLoader
     from sonde.tune.checkpoint.manager import CheckpointManager
-    from sonde.tune.checkpoint.storage import LocalStorage, StorageBackend
-    from sonde.tune.config import ModelConfig, load_config
+    from sonde.tune.checkpoint.storage import LocalStorage, Payload, StorageBackend
+    from sonde.tune.config import MethodConfig, ModelConfig, load_config
     from sonde.tune.example import EXAMPLE
     from sonde.tune.live import LiveAnalyzer
     from sonde.tune.method import FineTuningMethod
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXAMPLE",
+    "Checkpoint",
     "CheckpointAnalyzer",
     "CheckpointManager",
     "FineTuningMethod",
     "LiveAnalyzer",
     "LocalStorage",
+    "MethodConfig",
     "ModelConfig",
+    "Payload",
     "ResumableLoader",
     "StandardReport",
     "StorageBackend",
@@ -37,12 +41,15 @@ __all__ = [
 
 _HOME_OF = {
     "EXAMPLE": "sonde.tune.example",
+    "Checkpoint": "sonde.read.run.checkpoints",
     "CheckpointAnalyzer": "sonde.tune.analyzer",
     "CheckpointManager": "sonde.tune.checkpoint.manager",
     "FineTuningMethod": "sonde.tune.method",
     "LiveAnalyzer": "sonde.tune.live",
     "LocalStorage": "sonde.tune.checkpoint.storage",
+    "MethodConfig": "sonde.tune.config",
     "ModelConfig": "sonde.tune.config",
+    "Payload": "sonde.tune.checkpoint.storage",
     "ResumableLoader": "sonde.tune.checkpoint.loader",
     "StandardReport": "sonde.show.report.standard",
     "StorageBackend": "sonde.tune.checkpoint.storage",

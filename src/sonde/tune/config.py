@@ -89,6 +89,8 @@ class MethodConfig(_Part):
     """Names or a pattern of modules; by default all linear layers, or the usual ones for the model."""
     num_virtual_tokens: int = Field(default=8, ge=1)
     """For prefix and prompt tuning."""
+    merge: bool = False
+    """Also save the whole model with the adapters merged in, to `merged` in the output folder."""
 
 
 class TrainingConfig(_Part):

@@ -20,6 +20,7 @@ method:
   name: lora                # full, lora, qlora, dora, ia3, prefix, prompt, bitfit, unsloth
   r: 8
   alpha: 16
+  merge: true               # also save the whole model with the adapters merged in
 training:
   num_epochs: 1
   learning_rate: 0.005

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +46,19 @@ class FineTuningMethod(ABC):
         """Arguments of `from_pretrained` besides a name. Raises if the method cannot work here."""
         return {}
 
+    def load_model(self, name: str, config: MethodConfig) -> Any:
+        """The saved model of this name, for methods that load it in their own way; None for transformers' way."""
+        return None
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether `merged` returns a model. Asked after `setup_training`."""
+        return False
+
+    def merged(self) -> Any:
+        """The whole model with everything trained merged in, to save."""
+        raise UsageError(f"{type(self).__name__} cannot merge what it trains; implement can_merge and merged().")
+
 
 class TransformersMethod(FineTuningMethod):
     """The common part of methods for transformers models."""
@@ -66,6 +82,19 @@ class TransformersMethod(FineTuningMethod):
 
     def save_checkpoint(self, path: str | Path) -> None:
         self.model.save_pretrained(path)
+
+    @property
+    def can_merge(self) -> bool:
+        """Learned tokens and prefixes are not part of any weight."""
+        return not self._has_adapters or hasattr(self.model, "merge_and_unload")
+
+    def merged(self) -> Any:
+        """A copy, so that the caller keeps the adapters. Models without separate adapters are whole already."""
+        return copy.deepcopy(self.model).merge_and_unload() if self._has_adapters else self.model
+
+    @property
+    def _has_adapters(self) -> bool:
+        return hasattr(self.model, "peft_config")
 
 
 class PeftMethod(TransformersMethod):
@@ -100,3 +129,15 @@ def import_peft() -> Any:
 
 def _is_linear(module: Any) -> bool:
     return type(module).__name__ in ("Linear", "Conv1D")
+
+
+def why_unusable(package: str) -> str:
+    """Why a package cannot be used here, found by importing it; "" if it can."""
+    if find_spec(package) is None:
+        return f"{package}, which is not installed (pip install {package})"
+    try:
+        import_module(package)
+    except Exception as error:  # noqa: BLE001 - packages of kernels raise anything where there is no driver
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"{package}, which is installed but cannot be imported here ({reason.rstrip('.')})"
+    return ""

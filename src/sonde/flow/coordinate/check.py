@@ -3,8 +3,8 @@ weights.
 
 For a layer with weights W the change of its output since initialisation splits into
 
-    W_t x_t - W_0 x_0  =  (W_t - W_0) x_t  +  W_0 (x_t - x_0)
-                          effective            propagating
+    y_t - y_0  =  (W_t - W_0) x_t  +  W_0 (x_t - x_0)  +  (b_t - b_0)
+                  effective           propagating         bias
 
 In a parametrisation that transfers over widths (muP) both stay of the same size as the model gets wider.
 """
@@ -39,13 +39,15 @@ class Coordinate:
     name: str
     type: str
     effective: float
-    """(W_t - W_0) x_t"""
+    """(W_t - W_0) x_t, without the change of the bias"""
     propagating: float
     """W_0 (x_t - x_0)"""
+    bias: float
+    """b_t - b_0"""
     total: float
-    """W_t x_t - W_0 x_0"""
+    """The whole change of the output: the sum of these three parts."""
     output: float
-    """W_0 x_0"""
+    """The output at initialisation."""
     input: float
     """x_t"""
     input_change: float
@@ -66,14 +68,16 @@ def refined_coordinate_check(model: nn.Module, reference: nn.Module, x: Any) -> 
         for each in (model, reference):
             stack.enter_context(preserved(each, training=False))
         now, then = _calls(model, x), _calls(reference, x)
-        modules = {strip_wrappers(name): module for name, module in reference.named_modules()}
+        before, after = (
+            {strip_wrappers(name): module for name, module in each.named_modules()} for each in (reference, model)
+        )
         found = []
         for name, calls in now.items():
             if name not in then or len(then[name]) != len(calls):
                 raise UsageError(f"the two models differ: one of them called {name} {len(calls)} times.")
-            module = modules[name.removesuffix(IN_PROJ)]
-            parts = [split(module, a, b) for a, b in zip(calls, then[name], strict=True)]
-            found.append(_coordinate(name, type(module).__name__, parts))
+            layer = name.removesuffix(IN_PROJ)
+            parts = [split(before[layer], after[layer], a, b) for a, b in zip(calls, then[name], strict=True)]
+            found.append(_coordinate(name, type(before[layer]).__name__, parts))
     return found
 
 
@@ -129,20 +133,32 @@ def _applied(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
     return output
 
 
-def split(before: nn.Module, now: _Call, then: _Call) -> dict[str, Tensor]:
+def split(before: nn.Module, after: nn.Module, now: _Call, then: _Call) -> dict[str, Tensor]:
     """The parts as tensors, from one more pass of the old layer over the new input."""
     (given_now, y_now), (given_then, y_then) = now, then
     mixed = _applied(before, given_now)
+    bias = _bias_change(before, after)
     x_now, x_then = given_now[0], given_then[0]
     same_kind = x_now.is_floating_point()
     return {
-        "effective": y_now - mixed,
+        "effective": y_now - mixed - bias.to(y_now),
         "propagating": mixed - y_then,
+        "bias": bias,
         "total": y_now - y_then,
         "output": y_then,
         "input": x_now if same_kind else torch.zeros(1),
         "input_change": x_now - x_then if same_kind else torch.zeros(1),
     }
+
+
+def _bias_change(before: nn.Module, after: nn.Module) -> Tensor:
+    """b_t - b_0, in a shape that can be subtracted from the output."""
+    name = "in_proj_bias" if isinstance(before, nn.MultiheadAttention) else "bias"
+    old, new = getattr(before, name, None), getattr(after, name, None)
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        return torch.zeros(1)
+    num_after_channels = len(before.kernel_size) if isinstance(before, nn.modules.conv._ConvNd) else 0
+    return (new - old).detach().reshape(-1, *(1,) * num_after_channels)
 
 
 def _coordinate(name: str, type_name: str, parts: list[dict[str, Tensor]]) -> Coordinate:
@@ -160,30 +176,39 @@ class RefinedCoordinateCheck:
         monitor.keeps_calls = True
 
     def refined_coordinate_check(self) -> None:
-        """Log the parts of every weighted layer; call it after the forward passes of both models."""
+        """Log the parts of every weighted layer; call it after the forward passes of both models, before the optimizer
+        steps."""
         monitor = self.monitor
         if not monitor.is_monitoring or monitor.reference is None:
             return
-        modules = {monitor.format_name(name): module for name, module in monitor.reference.named_modules()}
         with torch.no_grad(), monitor.no_monitor():
-            found = list(self._parts(modules))
+            found = list(self._parts(monitor.reference))
         for name, parts in found:
             for title, key in _TITLES.items():
-                monitor.log_tensor(f"RCC {title}/{name}/l2norm", parts[key].float().flatten(1).norm(dim=-1))
+                part = parts[key].float()
+                rows = part.reshape(1, -1) if key == "bias" else part.flatten(1)
+                monitor.log_tensor(f"RCC {title}/{name}/l2norm", rows.norm(dim=-1))
 
-    def _parts(self, modules: dict[str, nn.Module]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        for name, calls in self.monitor.calls.items():
-            module, others = modules.get(name), self.monitor.reference_calls.get(name, [])
-            if module is None or not is_weighted(module):
+    def _parts(self, reference: nn.Module) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        monitor = self.monitor
+        before, after = (
+            {monitor.format_name(name): module for name, module in each.named_modules()}
+            for each in (reference, monitor.required_module)
+        )
+        for name, calls in monitor.calls.items():
+            others = monitor.reference_calls.get(name, [])
+            if name not in before or not is_weighted(before[name]):
                 continue
             for now, then in zip(calls, others, strict=False):
-                if now.inputs and then.inputs and isinstance(now.output, Tensor):
-                    yield name, split(module, (now.inputs, now.output), (then.inputs, then.output))
+                if now.inputs and then.inputs and "" in now.outputs:
+                    was, was_then = (now.inputs, now.outputs[""]), (then.inputs, then.outputs[""])
+                    yield name, split(before[name], after[name], was, was_then)
 
 
 _TITLES: Final = {
     "(W_t-W_0)x_t": "effective",
     "W_0(x_t-x_0)": "propagating",
+    "b_t-b_0": "bias",
     "x_t": "input",
     "(x_t-x_0)": "input_change",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from sonde.schema.snapshots.exported import require_h5py
 Aggregation = Callable[[Tensor], Any]
 STEP: Final = ":step"
 VALUE: Final = ":value"
+_FLOAT_BYTES: Final = sys.getsizeof(0.0)
 
 
 class MetricStore:
@@ -26,6 +28,9 @@ class MetricStore:
         self._open: dict[str, list[Tensor]] = {}
         self._aggregations: dict[str, Aggregation] = {}
         self.steps: dict[int, dict[str, float]] = {}
+        self.nbytes = 0
+        """Memory of the finished steps; keys are shared among them."""
+        self._known_keys: set[str] = set()
 
     def add(self, key: str, value: Any, aggregation: Aggregation | None = None) -> None:
         """Add a number or a tensor of numbers; a tensor stays on its device until the step ends."""
@@ -44,9 +49,22 @@ class MetricStore:
             except Exception as error:  # noqa: BLE001 - a user's metric that fails is reported, and the others stay
                 on_error(key, error)
         self.discard()
+        self._put(step, {key: number for key, (number,) in zip(joined, fetch([*joined.values()]), strict=True)})
+        return self.steps[step]
+
+    def put(self, step: int, key: str, value: Any) -> None:
+        """Add a finished number; it replaces an earlier one of the same name."""
+        self._put(step, {key: float(value)})
+
+    def _put(self, step: int, numbers: dict[str, float]) -> None:
         values = self.steps.setdefault(step, {})
-        values |= {key: number for key, (number,) in zip(joined, fetch([*joined.values()]), strict=True)}
-        return values
+        before = sys.getsizeof(values) if values else 0
+        num_before = len(values)
+        values |= numbers
+        new = numbers.keys() - self._known_keys
+        self._known_keys |= new
+        self.nbytes += sys.getsizeof(values) - before + sum(map(sys.getsizeof, new))
+        self.nbytes += (len(values) - num_before) * _FLOAT_BYTES
 
     def _joined(self, key: str, parts: list[Tensor]) -> Tensor:
         together = torch.cat([part.to(parts[0].device) for part in parts])

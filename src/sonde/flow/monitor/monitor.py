@@ -18,8 +18,7 @@ asks for.
 
 from __future__ import annotations
 
-import re
-import warnings
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,41 +26,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.nn.modules.module import register_module_forward_hook
 
 from sonde.display import print_line, warn
 from sonde.errors import NotAModelError, UsageError
+from sonde.flow.monitor.hook import attach
 from sonde.flow.monitor.metric_store import Aggregation, MetricStore, load_hdf5, save_hdf5
+from sonde.flow.monitor.metrics import MetricFunction, MetricSet, compiled
 from sonde.probe.guards import is_observable, quiet
+from sonde.probe.outputs import floating_tensors
 from sonde.schema.names import strip_wrappers
 
-MetricFunction = Callable[..., Any]
 ROOT: Final = "[root module]"
-_COMPILE_WARNING: Final = r"Using `torch\.compile\(module\)` when there are global hooks"
-_KINDS: Final = (
-    "activation", "activation_difference", "parameter", "parameter_difference", "gradient", "gradient_difference",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A user's function, the names it applies to, and how micro-batches are combined."""
-
-    name: str
-    function: MetricFunction
-    regex: re.Pattern[str]
-    aggregation: Aggregation | None = None
 
 
 @dataclass(slots=True)
 class Call:
-    """The input and output of one call of a module."""
+    """Copies of the inputs and output tensors of one call of a module."""
 
     inputs: tuple[Any, ...]
-    output: Any
+    outputs: Mapping[str, Tensor]
+    """By suffix: "" for the first, or only, tensor; ":1" or ":key" for further ones."""
 
 
 def format_module_name(name: str) -> str:
@@ -81,15 +66,18 @@ class ModuleMonitor:
         excluded_modules_regex: str | None = None,
         format_module_name_fn: Callable[[str], str] | None = None,
         session: Any = None,
+        logger: logging.Logger | None = None,
     ) -> None:
-        """`session`: the result of `sonde.init` or `sonde.watch`; metrics are then also part of that run."""
+        """`session`: the result of `sonde.init` or `sonde.watch`; metrics are then also part of that run. `logger`
+        receives the number of metrics and their size after each step, and warnings, which are otherwise Python's."""
         self.monitor_step_fn = monitor_step_fn or (lambda _: True)
         self.is_enabled, self.cpu_offload, self.session = monitor, cpu_offload, session
         self.format_name = format_module_name_fn or format_module_name
-        self.excluded = re.compile(excluded_modules_regex) if excluded_modules_regex else None
+        self.logger = logger
+        self.excluded = compiled(excluded_modules_regex, "excluded_modules_regex") if excluded_modules_regex else None
         self.module: nn.Module | None = None
         self.reference: nn.Module | None = None
-        self.metrics: dict[str, list[Metric]] = {kind: [] for kind in _KINDS}
+        self.metrics = MetricSet()
         self.store = MetricStore()
         self.calls: dict[str, list[Call]] = {}
         """Kept only while something, such as the coordinate check, has asked for it with `keeps_calls`."""
@@ -98,8 +86,11 @@ class ModuleMonitor:
         self._names: dict[int, str] = {}
         self._reference_names: dict[int, str] = {}
         self._compared: dict[str, int] = {}
+        self._more_names: dict[str, None] = {}
+        """Names that are not modules: further tensors of an output, and those of `monitor_activation`."""
         self._step: int | None = None
         self._last_step: int | None = None
+        self._begun_step: int | None = None
         self._is_paused = False
         self._told: set[str] = set()
         self._handle: Any = None
@@ -123,24 +114,38 @@ class ModuleMonitor:
             raise UsageError(f"{type(module).__name__} is not a module of the monitored model, or is excluded.")
         return self._names[id(module)]
 
-    def set_reference_module(self, module: nn.Module) -> None:
+    def set_reference_module(self, module: nn.Module | None) -> None:
         """Set a model of the same structure, such as a copy made at initialisation; it runs first, on the same
-        inputs."""
+        inputs. None removes it."""
+        if module is None:
+            self.remove_reference_module()
+            return
         if self.module is None:
             raise UsageError("call set_module(model) before set_reference_module(reference).")
         reference = _checked(module, "set_reference_module")
         if reference is self.module:
             raise UsageError("the reference is the model itself. Copy it:  set_reference_module(copy.deepcopy(model))")
         self._check_structure(reference)
+        self.remove_reference_module()
         self.reference = reference
         self._reference_names = self._named(reference)
 
+    def has_reference_module(self) -> bool:
+        return self.reference is not None
+
+    def remove_reference_module(self) -> None:
+        """Stop comparing with the reference, and release it."""
+        self.reference = None
+        self._reference_names = {}
+        self.reference_calls.clear()
+        self._compared.clear()
+
     def _named(self, module: nn.Module) -> dict[int, str]:
         named = {id(child): self.format_name(name) for name, child in module.named_modules()}
-        return {key: name for key, name in named.items() if self.excluded is None or not self.excluded.fullmatch(name)}
+        return {key: name for key, name in named.items() if self.excluded is None or not self.excluded.match(name)}
 
     def _check_structure(self, reference: nn.Module) -> None:
-        own = {self.format_name(n): tuple(p.shape) for n, p in self._required.named_parameters()}
+        own = {self.format_name(n): tuple(p.shape) for n, p in self.required_module.named_parameters()}
         other = {self.format_name(n): tuple(p.shape) for n, p in reference.named_parameters()}
         different = [name for name in own if name in other and own[name] != other[name]]
         missing = sorted(own.keys() ^ other.keys())
@@ -157,7 +162,7 @@ class ModuleMonitor:
             )
 
     @property
-    def _required(self) -> nn.Module:
+    def required_module(self) -> nn.Module:
         if self.module is None:
             raise UsageError("no model to monitor yet. Call:  monitor.set_module(model)")
         return self.module
@@ -169,51 +174,42 @@ class ModuleMonitor:
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(output)`: a number, or a tensor of numbers (one per sample, say)."""
-        self._add("activation", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
+        self.metrics.add("activation", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_activation_difference_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(output, output of the reference)`."""
-        self._add("activation_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
+        self.metrics.add("activation_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_parameter_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(parameter)`, called by `monitor_parameters`."""
-        self._add("parameter", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
+        self.metrics.add("parameter", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_parameter_difference_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(parameter, parameter of the reference)`."""
-        self._add("parameter_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
+        self.metrics.add("parameter_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_gradient_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(gradient)`, called by `monitor_gradients`."""
-        self._add("gradient", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
+        self.metrics.add("gradient", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_gradient_difference_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
         """`metric_fn(gradient, gradient of the reference)`; the reference needs its own backward pass."""
-        self._add("gradient_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
-
-    def _add(self, kind: str, name: str, function: Any, regex: str, aggregation: Any = None) -> None:
-        if not callable(function):
-            raise UsageError(f"the metric {name!r} must be a function; got {type(function).__name__}.")
-        try:
-            pattern = re.compile(regex)
-        except re.error as error:
-            raise UsageError(f"invalid regex for the metric {name!r}: {error}.") from error
-        self.metrics[kind].append(Metric(name, function, pattern, aggregation))
+        self.metrics.add("gradient_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
@@ -225,11 +221,13 @@ class ModuleMonitor:
         """Whether a step is being monitored right now."""
         return self._step is not None and not self._is_paused
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> bool:
+        """Returns whether this step is monitored."""
         self.after_micro_batch()
         self.store.discard()
-        self._last_step = None
+        self._last_step, self._begun_step = None, step
         self._step = step if self.is_step_monitored(step) else None
+        return self._step is not None
 
     def after_micro_batch(self) -> None:
         """Discard the outputs of the reference: the next micro-batch has other inputs."""
@@ -245,8 +243,18 @@ class ModuleMonitor:
         values = self.store.close(step, self.report)
         self._last_step = step
         self.after_micro_batch()
+        self._check_patterns()
+        if self.logger is not None:
+            size = f"{self.store.nbytes / 1e6:.2f} MB"
+            self.logger.info("Logged %d keys at step %d. Size of all logged metrics: %s", len(values), step, size)
         if self.session is not None and values:
             self.session.log(values, step)
+
+    def _check_patterns(self) -> None:
+        if self.module is not None:
+            parameters = (self.format_name(name) for name, _ in self.module.named_parameters())
+            for message in self.metrics.unmatched([*self._names.values(), *self._more_names], parameters):
+                self._warn(message, message)
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
@@ -279,7 +287,7 @@ class ModuleMonitor:
         if not self.is_monitoring:
             return
         others = self._reference_parameters()
-        for name, parameter in self._required.named_parameters():
+        for name, parameter in self.required_module.named_parameters():
             name = self.format_name(name)
             self._measure("parameter", name, parameter.detach())
             if name in others:
@@ -290,7 +298,7 @@ class ModuleMonitor:
         if not self.is_monitoring:
             return
         others = self._reference_parameters()
-        for name, parameter in self._required.named_parameters():
+        for name, parameter in self.required_module.named_parameters():
             name = self.format_name(name)
             if parameter.grad is None:
                 continue
@@ -304,6 +312,7 @@ class ModuleMonitor:
     def monitor_activation(self, name: str, activation: Tensor) -> None:
         """Activation metrics of a tensor that no module returns, under a name of your choice."""
         if self.is_monitoring:
+            self._more_names[name] = None
             self._measure("activation", name, self._moved(activation))
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregation | None = None) -> None:
@@ -311,9 +320,29 @@ class ModuleMonitor:
         if self.is_monitoring:
             self.store.add(key, self._moved(tensor), aggregation_fn)
 
-    def log_scalar(self, key: str, value: float | Tensor) -> None:
+    def log_scalar(
+        self, key: str, value: float | Tensor, aggregation_fn: Aggregation | None = None, force: bool = False
+    ) -> None:
+        """Log your own number. With `force`, also in a step that is not monitored: it then replaces an earlier one."""
         if self.is_monitoring:
-            self.store.add(key, value)
+            self.store.add(key, value, aggregation_fn)
+        elif force:
+            self._log_now(key, value)
+
+    def log_scalars(self, monitor_dict: Mapping[str, float | Tensor], force: bool = False) -> None:
+        """Log several numbers of your own by name."""
+        for key, value in monitor_dict.items():
+            self.log_scalar(key, value, force=force)
+
+    def _log_now(self, key: str, value: float | Tensor) -> None:
+        step = self._begun_step
+        if step is None:
+            self._warn("no step", f"sonde: {key} is not logged: call monitor.begin_step(step) first.")
+            return
+        self.store.put(step, key, value)
+        self._last_step = step
+        if self.session is not None:
+            self.session.log({key: value}, step)
 
     def _reference_parameters(self) -> dict[str, nn.Parameter]:
         if self.reference is None:
@@ -321,9 +350,7 @@ class ModuleMonitor:
         return {self.format_name(name): parameter for name, parameter in self.reference.named_parameters()}
 
     def _measure(self, kind: str, name: str, *tensors: Any, prefix: str = "") -> None:
-        for metric in self.metrics[kind]:
-            if not metric.regex.fullmatch(name):
-                continue
+        for metric in self.metrics.matching(kind, name):
             key = f"{prefix or kind}/{name}/{metric.name}"
             try:
                 with quiet():
@@ -340,6 +367,9 @@ class ModuleMonitor:
         """Warn once per key. If warnings are errors it is printed: it must not end the training."""
         if about not in self._told:
             self._told.add(about)
+            if self.logger is not None:
+                self.logger.warning(message)
+                return
             try:
                 warn(message, stacklevel=4)
             except UserWarning:
@@ -350,17 +380,7 @@ class ModuleMonitor:
     def _attach(self) -> None:
         """One hook for all modules, so that none of them keeps a trace; it lives as long as the monitor."""
         if self._handle is None:
-            alive = weakref.WeakMethod(self._seen)
-
-            def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-                seen = None if torch.compiler.is_compiling() else alive()
-                if seen is not None:
-                    seen(module, args, output)
-
-            # torch warns that such a hook also fires for a compiled wrapper, which is what we want.
-            warnings.filterwarnings("ignore", message=_COMPILE_WARNING, category=UserWarning)
-            handle = register_module_forward_hook(hook, with_kwargs=True)
-            self._handle = weakref.finalize(self, _remove, handle, warnings.filters[0])
+            self._handle = attach(self)
 
     def detach(self) -> None:
         """Remove the hook."""
@@ -368,7 +388,8 @@ class ModuleMonitor:
             self._handle()
             self._handle = None
 
-    def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
+    def seen(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Called by the hook after every module of the process."""
         if not self.is_monitoring or not is_observable():
             return
         name = self._names.get(id(module))
@@ -377,27 +398,30 @@ class ModuleMonitor:
             return
         name = self._reference_names.get(id(module))
         if name is not None and self._needs_reference:
-            kept = Call(self._kept(args), self._moved(output))
-            self.reference_calls.setdefault(name, []).append(kept)
+            self.reference_calls.setdefault(name, []).append(self._call(args, output))
 
     @property
     def _needs_reference(self) -> bool:
         return self.keeps_calls or bool(self.metrics["activation_difference"])
 
     def _activation(self, name: str, args: Any, output: Any) -> None:
+        """Every tensor of the output: the first has the module's name, further ones `name:1` or `name:key`."""
         if self.keeps_calls:
-            self.calls.setdefault(name, []).append(Call(self._kept(args), self._moved(output)))
-        if not isinstance(output, Tensor):
-            return
-        activation = self._moved(output)
-        self._measure("activation", name, activation)
-        if not self.metrics["activation_difference"] or self.reference is None:
-            return
-        index = self._compared.get(name, 0)
-        self._compared[name] = index + 1
-        other = self.reference_calls.get(name, [])
-        if index < len(other) and isinstance(other[index].output, Tensor):
-            self._compare(name, activation, other[index].output)
+            self.calls.setdefault(name, []).append(self._call(args, output))
+        for suffix, tensor in _tensors(output):
+            activation = self._moved(tensor)
+            if suffix:
+                self._more_names[name + suffix] = None
+            self._measure("activation", name + suffix, activation)
+            if self.metrics["activation_difference"] and self.reference is not None:
+                self._difference(name, suffix, activation)
+        self._compared[name] = self._compared.get(name, 0) + 1
+
+    def _difference(self, name: str, suffix: str, activation: Tensor) -> None:
+        index, calls = self._compared.get(name, 0), self.reference_calls.get(name, [])
+        others = calls[index].outputs if index < len(calls) else {}
+        if suffix in others:
+            self._compare(name + suffix, activation, others[suffix])
         else:
             self._warn(
                 "no reference",
@@ -414,21 +438,23 @@ class ModuleMonitor:
             return
         self._measure("activation_difference", name, activation, other)
 
-    def _kept(self, args: Any) -> tuple[Any, ...]:
-        return tuple(self._moved(a) if isinstance(a, Tensor) else a for a in args)
+    def _call(self, args: Any, output: Any) -> Call:
+        inputs = tuple(self._moved(a) if isinstance(a, Tensor) else a for a in args)
+        return Call(inputs, {suffix: self._moved(tensor) for suffix, tensor in _tensors(output)})
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, tensor: Tensor) -> Tensor:
         """Detached; on the host on request. A copy, because a later in-place operation would change it."""
-        if not isinstance(value, Tensor):
-            return value
-        tensor = value.detach()
+        tensor = tensor.detach()
         return tensor.cpu() if self.cpu_offload and tensor.device.type != "cpu" else tensor.clone()
 
 
 class MonitorMixin:
     """For modules that log their own numbers: `self.get_module_monitor().log_tensor("…", tensor)`."""
 
-    def set_module_monitor(self, monitor: ModuleMonitor) -> None:
+    def set_module_monitor(self, monitor: ModuleMonitor | None) -> None:
+        if monitor is None:
+            _MONITORS.pop(self, None)
+            return
         # Not an attribute of the module: a monitor holds hooks, and would go into every pickle and copy of the model.
         # Weak on both sides: the monitor holds the model, and neither would ever be freed.
         _MONITORS[self] = weakref.ref(monitor)
@@ -447,12 +473,9 @@ _MONITORS: weakref.WeakKeyDictionary[MonitorMixin, weakref.ref[ModuleMonitor]] =
 _NOBODY: Final = ModuleMonitor(monitor=False)
 
 
-def _remove(handle: Any, silence: Any) -> None:
-    handle.remove()
-    if silence in warnings.filters:
-        warnings.filters.remove(silence)  # type: ignore[attr-defined]
-    # torch forgets to remove this mark, and continues as if there were a hook.
-    getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
+def _tensors(output: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of an output by their suffix. The only tensor may be of any type, such as integers."""
+    return [("", output)] if isinstance(output, Tensor) else floating_tensors(output)
 
 
 def _checked(module: object, what: str) -> nn.Module:

@@ -106,3 +106,15 @@ class TrainerMixin:
     def session(self) -> AnySession | None:
         """The session, once training has started."""
         return self._joining.session
+
+    def begin_session(self, config: Mapping[str, Any]) -> AnySession:
+        """When training begins: the session to record to. `config` is what the trainer knows of its settings."""
+        return self._joining.begin(config)
+
+    def log_numbers(self, values: Mapping[str, Any], step: int) -> None:
+        """Log numbers at this step, also after the end of the training."""
+        self._joining.log(values, step)
+
+    def end_session(self, error: BaseException | None = None) -> None:
+        """When training has ended, with its error if there is one. A session of the user stays open."""
+        self._joining.end(error)

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from sonde.schema.layout import RunStatus
 from sonde.write.items import FindingRow
@@ -19,6 +19,7 @@ MAX_FAILURES: Final = 5
 """Consecutive failed calls before sonde gives up on the tracker."""
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Another tracker. Called on its own thread, which it may block.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from sonde.errors import UsageError
 from sonde.tune.config import MethodConfig
-from sonde.tune.method import import_peft
+from sonde.tune.method import import_peft, why_unusable
 from sonde.tune.methods.lora import Method as Lora
 
 
@@ -37,7 +36,8 @@ class Method(Lora):
 
 
 def _require() -> None:
-    missing = [] if find_spec("bitsandbytes") else ["bitsandbytes, which is not installed (pip install bitsandbytes)"]
+    reason = why_unusable("bitsandbytes")
+    missing = [reason] if reason else []
     missing += [] if torch.cuda.is_available() else ["a CUDA device, which this machine does not have"]
     if missing:
         raise UsageError(f'qlora needs {" and ".join(missing)}. training_method="lora" works without them.')

@@ -21,6 +21,9 @@ def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodCon
     extra = method.load_options(options)
     if config.name is not None:
         with _loading(config.name):
+            own = method.load_model(config.name, options)
+            if own is not None:
+                return own
             return transformers.AutoModelForCausalLM.from_pretrained(config.name, **extra)
     assert config.architecture is not None
     try:

@@ -15,6 +15,7 @@ from sonde.schema.layout import RUN_FILE
 from sonde.tune.checkpoint.storage import LocalStorage
 
 FINAL_FOLDER: Final = "final"
+MERGED_FOLDER: Final = "merged"
 _MUST_AGREE: Final = {
     "model": ("name", "architecture", "options", "class"),
     "method": ("name", "r", "alpha", "target_modules", "num_virtual_tokens"),
@@ -45,8 +46,9 @@ def open_output(folder: Path, *, resume: bool, overwrite: bool) -> list[Checkpoi
     storage = LocalStorage(folder)
     for checkpoint in found:
         storage.delete_checkpoint(checkpoint.id)
-    if found and (folder / FINAL_FOLDER).is_dir():
-        shutil.rmtree(folder / FINAL_FOLDER)
+    for saved in (FINAL_FOLDER, MERGED_FOLDER):
+        if found and (folder / saved).is_dir():
+            shutil.rmtree(folder / saved)
     return []
 
 

@@ -19,7 +19,7 @@ from sonde.tune.method import FineTuningMethod
 from sonde.tune.methods import find_method
 from sonde.tune.train.data import as_dataset, texts_of
 from sonde.tune.train.model import load_model, load_tokenizer
-from sonde.tune.train.output import FINAL_FOLDER, check_same, open_output
+from sonde.tune.train.output import FINAL_FOLDER, MERGED_FOLDER, check_same, open_output
 from sonde.write.checkpoints import write_link
 from sonde.write.folder import absolute
 
@@ -139,7 +139,13 @@ class TrainingWrapper:
         if model is None:
             assert self.model_config is not None
             model = load_model(self.model_config, self.method, self.options, tokenizer)
-        return self.method.setup_training(model, self.options), tokenizer
+        prepared = self.method.setup_training(model, self.options)
+        if self.options.merge and not self.method.can_merge:
+            raise UsageError(
+                f"method.merge: what {self.options.name} trains cannot be merged into the model. Leave merge out: the "
+                "folder `final` has what was trained."
+            )
+        return prepared, tokenizer
 
     def _join(self, folder: Path, config: Mapping[str, Any], *, resume: bool) -> TrainerSession:
         """The session of this process if there is one, else our own."""
@@ -202,20 +208,24 @@ class TrainingWrapper:
             trainer.console.close()
         if trainer.manager is not None:
             trainer.manager.close()
-        self._save(folder / FINAL_FOLDER, tokenizer)
+        self._save(folder, tokenizer)
         metrics = {k: v for entry in trainer.state.log_history for k, v in entry.items() if k.startswith("eval_")}
         loss = trainer.mean_loss(output.training_loss)
         return TrainingResult(
             session.path, folder, model, tokenizer, output.global_step, loss, metrics, list_checkpoints(folder)
         )
 
-    def _save(self, final: Path, tokenizer: Any) -> None:
+    def _save(self, folder: Path, tokenizer: Any) -> None:
         """The trained weights, in a format that others can load. Each library reports a full disk differently."""
         from safetensors import SafetensorError
 
+        final, merged = folder / FINAL_FOLDER, folder / MERGED_FOLDER
         try:
             self.method.save_checkpoint(final)
             tokenizer.save_pretrained(final)
+            if self.options.merge:
+                self.method.merged().save_pretrained(merged)
+                tokenizer.save_pretrained(merged)
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"training finished, but the model could not be saved to {final}: {error}. Free some space and train "

@@ -1,4 +1,4 @@
-"""The interface of snapshot stores, and `open_store`. To add a store, add a file to stores/.
+"""The interface of snapshot stores, and `open_store`. Ours are files in stores/; others are added by `add_store`.
 
 A store is used from one background thread. It may raise; the caller reports the error, and training continues.
 """
@@ -9,15 +9,20 @@ import importlib
 import inspect
 import pkgutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from sonde.errors import UnknownNameError, UsageError, nearest
 from sonde.schema.snapshots.tensors import Receipt, Snapshot
 
-__all__ = ["Receipt", "Store", "check_store", "known_stores", "open_store"]
+__all__ = ["Receipt", "Store", "add_store", "check_store", "known_stores", "open_store"]
+
+GROUP: Final = "sonde.stores"
+"""The group of entry points in which other packages register the `open` function of a store."""
+Opener = Callable[..., "Store"]
+_added: Final[dict[str, Opener]] = {}
 
 
 @runtime_checkable
@@ -50,13 +55,31 @@ class Store(Protocol):
         ...
 
 
+def add_store(name: str, open: Opener) -> None:
+    """Make a store available to this process: `open(run, **options)` opens it in the folder of a run.
+
+    sonde.write.add_store("mine", MyStore)
+    sonde.watch(model, snapshots=sonde.Snapshots(store="mine"))
+
+    A package registers its store for every process instead: as an entry point of the group `sonde.stores`.
+    """
+    if name in _own_stores() or not name.isidentifier():
+        raise UsageError(f"a store cannot be named {name!r}. Names of sonde's own: {', '.join(_own_stores())}.")
+    _added[name] = open
+
+
 def known_stores() -> list[str]:
-    """The available stores, by the names of their files."""
+    """The available stores: ours by the names of their files, and those of others."""
+    return sorted({*_own_stores(), *_added, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def _own_stores() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "stores")]))
 
 
 def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -> Store:
-    """Open the store of a run: "zarr", "icechunk", "memory", or the URL of a bucket ("s3://bucket/prefix").
+    """Open the store of a run: "zarr", "icechunk", "memory", the URL of a bucket ("s3://bucket/prefix"), or an added
+    one.
 
     Raises here, before training starts, if the store type is unknown, an option is invalid or a package is missing.
     """
@@ -67,13 +90,11 @@ def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -
     elif kind == "cloud" or kind not in known_stores():
         named = [name for name in known_stores() if name != "cloud"]  # that one is named by its URL
         raise UnknownNameError("store", kind, [*named, "s3://…", "gs://…", "az://…"])
-    module = importlib.import_module(f"sonde.write.tensors.stores.{kind}")
-    known = store_options(module)
+    opener, known = _opener(kind)
     for name in given.keys() - {"url", "rank"} - set(known):
         near, names = nearest(name, known), ", ".join(known) or "none"
         raise UsageError(f'the store "{kind}" has no option "{name}".{near} Known: {names}.')
-    store: Store = module.open(Path(run), **given)
-    return store
+    return opener(Path(run), **given)
 
 
 def check_store(kind: str, options: Mapping[str, Any] | None = None) -> None:
@@ -82,9 +103,16 @@ def check_store(kind: str, options: Mapping[str, Any] | None = None) -> None:
         open_store(kind, Path(folder), options).close()
 
 
-def store_options(module: ModuleType) -> list[str]:
-    """The options of a store: its `OPTIONS`, or the keywords of its `open`."""
-    named = getattr(module, "OPTIONS", None)
+def _opener(kind: str) -> tuple[Opener, list[str]]:
+    """The function that opens a store, and its options: its module's `OPTIONS`, or its keywords."""
+    named: Iterable[str] | None = None
+    if kind in _own_stores():
+        module = importlib.import_module(f"sonde.write.tensors.stores.{kind}")
+        opener, named = module.open, getattr(module, "OPTIONS", None)
+    elif kind in _added:
+        opener = _added[kind]
+    else:
+        opener = next(iter(entry_points(group=GROUP, name=kind))).load()
     if named is None:
-        named = [p.name for p in inspect.signature(module.open).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return sorted(set(named) - {"url", "rank"})
+        named = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return opener, sorted(set(named) - {"url", "rank"})
