@@ -19,6 +19,7 @@ SondeError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -118,3 +119,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
     swapped = [other for other in names if sorted(other) == sorted(name)]  # the most common typo: "rsm" for "rms"
     close = swapped or difflib.get_close_matches(name, names)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def expectation(message: str) -> str:
+    """A message of pydantic about a value, in our words.
+
+    >>> expectation("Input should be a valid integer, unable to parse string as an integer")
+    'it should be an integer'
+    >>> expectation("Input should be greater than or equal to 1")
+    'it should be at least 1'
+    """
+    said = re.sub(r", unable to (?:parse|interpret) .*", "", message.replace("Input should", "it should"))
+    for theirs, ours in _EXPECTED.items():
+        said = said.replace(theirs, ours)
+    return said
+
+
+_EXPECTED: Final = {
+    "a valid integer": "an integer",
+    "a valid boolean": "true or false",
+    "a valid ": "a ",
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+}
+"""Phrases of pydantic, and plainer ones."""

@@ -167,7 +167,8 @@ def _unknown_verb(word: str) -> UsageError:
 
 def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, _ClickUsageError):
-        return click_message(error)
+        word = _word(arguments)
+        return click_message(error, word if word in VERBS or word in ALIASES else "")
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     return in_options(str(error) or type(error).__name__, _options(_word(arguments)))
