@@ -1,10 +1,11 @@
-"""The public names of sonde, loaded on first use: `import sonde` alone imports nothing else.
+"""Records what happens inside a neural network while it trains, and tells you what went wrong and how to fix it.
 
-import sonde
+    with sonde.watch(model, optimizer):
+        train()
+    run = sonde.open("latest")
+    run.findings()
 
-with sonde.watch(model, optimizer):
-    train()
-run = sonde.open("latest")
+Every name loads on first use: `import sonde` alone imports nothing else.
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ for _name, _verb in (VERBS | ALIASES).items():
 
 
 def with_verb(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with `show` inserted before a bare path."""
+    """Return the arguments, with `show` inserted before a bare path; `help VERB` is `VERB --help`."""
+    if arguments[:1] == ["help"] and all(verb in VERBS for verb in arguments[1:2]):
+        return [*arguments[1:2], "--help"]
     for position, argument in enumerate(arguments):
         if argument.startswith("-"):
             continue
