@@ -422,7 +422,7 @@ def _meaning(model: type[BaseModel], name: str) -> str:
     field = model.model_fields[head]
     if rest and isinstance(field.annotation, type):
         return _meaning(field.annotation, rest)
-    return field.description or ""
+    return " ".join((field.description or "").split())
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
