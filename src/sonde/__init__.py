@@ -110,12 +110,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOME_OF:
-        from sonde.errors import nearest
+        from sonde.errors import no_attribute
 
-        known = [*__all__, *_MODULES]
-        raise AttributeError(
-            f"module 'sonde' has no attribute {name!r}.{nearest(name, known)} Known: {', '.join(known)}"
-        )
+        raise no_attribute(__name__, name, [*__all__, *_MODULES])
     began_s = perf_counter()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value

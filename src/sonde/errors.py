@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _MOST_NAMES: Final = 60
-"""Maximum number of names in an error message: a large model has thousands of tensors."""
+"""An error message lists all names up to this number, beyond it the closest: a large model has thousands of tensors."""
 
 
 class SondeError(Exception):
@@ -59,8 +59,11 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        said = f"Known: {', '.join(names[:_MOST_NAMES])}{more}." if names else "There are none."
+        if len(names) > _MOST_NAMES:
+            close = difflib.get_close_matches(name, names, n=10, cutoff=0.2) or names[:10]
+            said = f"Closest of {len(names):,}: {', '.join(close)}."
+        else:
+            said = f"Known: {', '.join(names)}." if names else "There are none."
         super().__init__(f'no {what} "{name}".{nearest(name, names)} {said}')
 
 
@@ -111,6 +114,14 @@ class MissingPackageError(SondeError, ImportError):
         is_several = " and " in package or ", " in package
         verb = "are" if is_several else "is"
         super().__init__(f"{purpose} needs {package}, which {verb} not installed. Run:  {install_command(extra)}")
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module with lazy imports does not have."""
+    names = list(known)
+    return AttributeError(
+        f"module {module!r} has no attribute {name!r}.{nearest(name, names)} Known: {', '.join(names)}"
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
