@@ -27,8 +27,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
 
-    with sonde.init(project="examples", name="custom-loop", config=vars(options)) as session:
-        session.watch(model, optimizer)
+    with sonde.watch(model, optimizer, project="examples", name="custom-loop", config=vars(options)) as session:
         for _ in range(options.steps):
             optimizer.zero_grad()
             for _ in range(options.micro_batches):

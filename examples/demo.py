@@ -64,9 +64,8 @@ def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Pat
     activation = model.blocks[BLOCK].mlp[1] = TemperedGELU()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    # A slow machine would reach the limit on overhead before the fault and record less.
-    session = sonde.init(project="demo", name="small-gpt", dir=dir, config={"lr": 1e-3, "batch": BATCH}, budget=None)
-    session.watch(model, optimizer)
+    config = {"lr": 1e-3, "batch": BATCH}
+    session = sonde.watch(model, optimizer, project="demo", name="small-gpt", dir=dir, config=config)
     for step in range(num_steps):
         if step == fault_step:
             activation.temperature = 0.0

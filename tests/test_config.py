@@ -267,6 +267,7 @@ def test_origin_of_an_unknown_setting_is_an_error() -> None:
 
 def test_every_setting_says_what_it_means() -> None:
     assert all(setting.meaning.endswith(".") for setting in Settings.load().explain())
+    assert not any("\n" in setting.meaning for setting in Settings.load().explain())  # it is a cell of a table
 
 
 def test_a_writer_model_may_be_given_whole() -> None:

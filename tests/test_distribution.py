@@ -21,7 +21,7 @@ TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefil
 FOLDERS = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "web/src", ".github")
 SUFFIXES = {".py", ".md", ".yml", ".sh", ".ts", ".svelte", ".toml", ".txt"}
 BUILT = {"static", "__pycache__", "node_modules"}
-WRONG_NAME = re.compile(r"""pip install(?:\s|['"f]|-[\w-]+)*\bsonde\b(?!-ml)|\bsonde\[""")
+WRONG_NAME = re.compile(r"""pip(?:\s|['"f])+install(?:\s|['"f]|-[\w-]+)*\bsonde\b(?!-ml)|\bsonde\[""")
 
 
 def texts() -> Iterator[Path]:
@@ -45,6 +45,7 @@ def test_no_text_installs_the_other_package() -> None:
         "pip install -U sonde",
         "pip install --force-reinstall --no-deps sonde",
         'pip install "\n            f"-U sonde',
+        'pip "\n            "install -U sonde',
         "pip install 'sonde[web]'",
         "needs `sonde[mlflow]`",
     ],

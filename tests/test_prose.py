@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Callable, Iterator
@@ -123,22 +124,48 @@ def whole(source: str) -> Iterator[tuple[int, str]]:
     yield 1, source
 
 
+def notebook(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the cells of a notebook: Markdown, and the strings and comments of its code."""
+    readers: dict[str, tuple[Reader, ...]] = {"markdown": (markdown,), "code": (strings, comments)}
+    for cell in json.loads(source)["cells"]:
+        for read in readers[cell["cell_type"]]:
+            yield from read("".join(cell["source"]))
+
+
+Reader = Callable[[str], Iterator[tuple[int, str]]]
+
+
 def files(*patterns: str) -> list[Path]:
-    kept = (path for pattern in patterns for path in ROOT.glob(pattern))
-    return sorted(path for path in kept if not {"node_modules", "static", "data"} & set(path.parts))
+    kept = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return sorted(path for path in kept if not NOT_OURS.search(path.relative_to(ROOT).as_posix()))
+
+
+NOT_OURS = re.compile(r"(?:^|/)(?:node_modules|__pycache__)/|show/web/static/|^tests/[\w/]+/data/")
+"""Installed, built, and recorded by earlier versions."""
 
 
 PYTHON = files("src/**/*.py", "examples/*.py", "benchmarks/**/*.py", "scripts/**/*.py", "docs/*.py", "hatch_build.py")
 TESTS = [path for path in files("tests/**/*.py") if path != Path(__file__)]
-PAGES = files("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
+PAGES = files("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md", "src/**/*.md")
+NOTEBOOKS = files("examples/*.ipynb")
 FRONT_END = files("web/index.html", "web/*.js", "web/src/**/*.*", "web/tests/*.*")
-OTHER = files("Makefile", "pyproject.toml", ".pre-commit-config.yaml", "scripts/*.sh", "src/**/*.c")
-Reader = Callable[[str], Iterator[tuple[int, str]]]
+OTHER = files(
+    "Makefile",
+    "pyproject.toml",
+    ".pre-commit-config.yaml",
+    ".github/**/*.yml",
+    "scripts/*.sh",
+    "src/**/*.[ct]*",
+    "tests/**/*.c",
+)
+NO_TEXT = re.compile(r"\.(?:json|png|svg|gz|xz|npz|h5|parquet|so|typed)$|/requirements\.txt$")
+"""Files below a folder of sources that hold no text."""
 READERS: dict[str, tuple[Reader, list[Path]]] = {
     "strings": (strings, PYTHON),
     "comments": (comments, PYTHON + TESTS),
     "tests": (named, TESTS),
     "pages": (markdown, PAGES),
+    "notebooks": (notebook, NOTEBOOKS),
     "front-end": (whole, FRONT_END),
     "other files": (whole, OTHER),
 }
@@ -156,6 +183,37 @@ def texts(kind: str) -> list[tuple[Path, int, str]]:
 def test_text_has_no_listed_word(kind: str) -> None:
     wrong = [f"{path.relative_to(ROOT)}:{line}: {one}" for path, line, text in texts(kind) for one in found(text)]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_file_with_text_is_read() -> None:
+    read = {path for _, paths in READERS.values() for path in paths} | {Path(__file__)}
+    every = files("src/**/*", "web/src/**/*", "docs/**/*", "examples/**/*", "benchmarks/**/*", "tests/**/*")
+    assert [path for path in every if path not in read and not NO_TEXT.search(path.as_posix())] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "planted"),
+    [
+        ("src/sonde/cli/list.py", '"No runs, and nobody knows why."'),
+        ("src/sonde/session/data/loss.py", "# the loss stands still"),
+        ("src/sonde/diagnose/rules/dead_relu.md", "Units that live on nothing."),
+        ("src/sonde/diagnose/examples/dead_relu.txt", "the loss is no loss"),
+        ("docs/quickstart.md", "Training goes on."),
+        ("README.md", "It tells that something is wrong."),
+        ("web/src/App.svelte", "<p>It was started anew.</p>"),
+        ("web/src/lib/checks.ts", 'const words = "64 rules looked at it";'),
+        ("examples/notebook.ipynb", ""),
+    ],
+)
+def test_a_word_planted_in_a_file_is_found(place: str, planted: str) -> None:
+    source = (ROOT / place).read_text(encoding="utf-8")
+    if place.endswith(".ipynb"):
+        content = json.loads(source)
+        content["cells"].append({"cell_type": "markdown", "source": ["Nobody is told."]})
+        source = json.dumps(content)
+    (*_, read) = [read for read, paths in READERS.values() if ROOT / place in paths][: 2 if planted[:1] == "#" else 1]
+    assert not any(found(text) for _, text in read((ROOT / place).read_text(encoding="utf-8")))
+    assert any(found(text) for _, text in read(f"{source}\n{planted}\n"))
 
 
 def test_every_exception_is_used() -> None:

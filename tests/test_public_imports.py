@@ -140,6 +140,14 @@ def test_public_modules_are_attributes_that_load_on_first_use(name: str) -> None
     assert ended.stdout.strip() == ALIASES.get(f"sonde.{name}", f"sonde.{name}"), ended.stderr
 
 
+@pytest.mark.parametrize("name", ["adapters", "show", "testing", "tune", "write"])
+def test_unknown_attributes_of_a_public_module_name_the_known_ones(name: str) -> None:
+    module = import_module(f"sonde.{name}")
+    known = module.__all__[0]
+    with pytest.raises(AttributeError, match=rf"no attribute '{known}s'\. Did you mean .{known}.\? Known: .*{known}"):
+        getattr(module, f"{known}s")
+
+
 def test_unknown_attributes_name_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'tunes'\. Did you mean .tune.\? Known: .*tune"):
         _ = sonde.tunes  # type: ignore[attr-defined]

@@ -1,10 +1,11 @@
-"""The public names of sonde, loaded on first use: `import sonde` alone imports nothing else.
+"""Records what happens inside a neural network while it trains, and tells you what went wrong and how to fix it.
 
-import sonde
+    with sonde.watch(model, optimizer):
+        train()
+    run = sonde.open("latest")
+    run.findings()
 
-with sonde.watch(model, optimizer):
-    train()
-run = sonde.open("latest")
+Every name loads on first use: `import sonde` alone imports nothing else.
 """
 
 from __future__ import annotations
@@ -111,12 +112,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOME_OF:
-        from sonde.errors import nearest
+        from sonde.errors import no_attribute
 
-        known = [*__all__, *_MODULES]
-        raise AttributeError(
-            f"module 'sonde' has no attribute {name!r}.{nearest(name, known)} Known: {', '.join(known)}"
-        )
+        raise no_attribute(__name__, name, [*__all__, *_MODULES])
     began_s = perf_counter()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as EnvSyntaxError
 
 from sonde.display import print_line
-from sonde.errors import SettingsError, UnknownNameError, nearest
+from sonde.errors import SettingsError, UnknownNameError, expectation, nearest
 from sonde.schema.mutes import Mute, parse_mutes
 from sonde.schema.old_names import REMOVED_SETTINGS, SETTING_VALUES, SETTINGS
 
@@ -425,7 +425,7 @@ def _meaning(model: type[BaseModel], name: str) -> str:
     field = model.model_fields[head]
     if rest and isinstance(field.annotation, type):
         return _meaning(field.annotation, rest)
-    return _docstrings(model).get(head, "")
+    return " ".join(_docstrings(model).get(head, "").split())
 
 
 @cache
@@ -453,7 +453,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     for problem in error.errors(include_url=False):
         name = ".".join(str(part) for part in problem["loc"])
         given = problem["input"]
-        wanted = problem["msg"].replace("Input should", "it should")
+        wanted = expectation(problem["msg"])
         choices = [part.strip("' ") for part in str(problem.get("ctx", {}).get("expected", "")).split(" or ") if part]
         hint = nearest(given, choices) if isinstance(given, str) else ""
         sentences.append(f"{_place_of(name, origins)} is {given!r}: {wanted}.{hint}")

@@ -19,6 +19,7 @@ SondeError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 _MOST_NAMES: Final = 60
-"""Maximum number of names in an error message: a large model has thousands of tensors."""
+"""An error message lists all names up to this number, beyond it the closest: a large model has thousands of tensors."""
 
 
 class SondeError(Exception):
@@ -58,8 +59,11 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        said = f"Known: {', '.join(names[:_MOST_NAMES])}{more}." if names else "There are none."
+        if len(names) > _MOST_NAMES:
+            close = difflib.get_close_matches(name, names, n=10, cutoff=0.2) or names[:10]
+            said = f"Closest of {len(names):,}: {', '.join(close)}."
+        else:
+            said = f"Known: {', '.join(names)}." if names else "There are none."
         super().__init__(f'no {what} "{name}".{nearest(name, names)} {said}')
 
 
@@ -112,9 +116,41 @@ class MissingPackageError(SondeError, ImportError):
         super().__init__(f"{purpose} needs {package}, which {verb} not installed. Run:  {install_command(extra)}")
 
 
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module with lazy imports does not have."""
+    names = list(known)
+    return AttributeError(
+        f"module {module!r} has no attribute {name!r}.{nearest(name, names)} Known: {', '.join(names)}"
+    )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean "rms"?`, or nothing when no known name is close."""
     names = list(known)
     swapped = [other for other in names if sorted(other) == sorted(name)]  # the most common typo: "rsm" for "rms"
     close = swapped or difflib.get_close_matches(name, names)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def expectation(message: str) -> str:
+    """A message of pydantic about a value, in our words.
+
+    >>> expectation("Input should be a valid integer, unable to parse string as an integer")
+    'it should be an integer'
+    >>> expectation("Input should be greater than or equal to 1")
+    'it should be at least 1'
+    """
+    said = re.sub(r", unable to (?:parse|interpret) .*", "", message.replace("Input should", "it should"))
+    for theirs, ours in _EXPECTED.items():
+        said = said.replace(theirs, ours)
+    return said
+
+
+_EXPECTED: Final = {
+    "a valid integer": "an integer",
+    "a valid boolean": "true or false",
+    "a valid ": "a ",
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+}
+"""Phrases of pydantic, and plainer ones."""

@@ -81,6 +81,10 @@ def test_folder_without_runs_is_not_an_error(sonde: Any, tmp_path: Any) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_that_does_not_exist_is_named(sonde: Any) -> None:
+    assert "There is no folder ./rnus. Record a run:  sonde run train.py" in sonde("list", "--dir", "rnus").stderr
+
+
 def test_run_without_scalars_is_listed(sonde: Any, make_run: Any) -> None:
     make_run(steps=0, sites=())
     (run,) = sonde("list", "--json").json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ def test_a_bare_path_is_show_and_a_verb_is_a_verb() -> None:
     assert with_verb([]) == []
 
 
+def test_help_is_a_verb(sonde: Any) -> None:
+    assert sonde("help") == sonde("--help")
+    assert sonde("help", "diagnose") == sonde("diagnose", "--help")
+    assert 'no command "help"' in sonde("help", "nosuch", code=2).stderr
+
+
 def test_a_misspelt_verb_is_named_as_one(sonde: Any) -> None:
     expected = 'Error: no command "diganose". Did you mean "diagnose"? See  sonde --help\n'
     assert sonde("diganose", "latest", code=2).stderr == expected
@@ -148,8 +155,6 @@ def test_names_are_not_cut_in_a_pipe(process: Any, make_run: Any) -> None:
 
 
 def test_reader_that_goes_away_is_not_an_error(make_run: Any) -> None:
-    import subprocess
-
     make_run()
     shell = f"{sys.executable} -m sonde.cli.main list --json | head -c 1"
     result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
@@ -161,6 +166,11 @@ def test_installed_command_is_the_same() -> None:
 
     (entry,) = entry_points(group="console_scripts", name="sonde")
     assert entry.value == "sonde.cli.main:main"
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "sonde", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("sonde ")
 
 
 @pytest.fixture

@@ -100,6 +100,14 @@ def test_a_rule_is_explained_without_a_run(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
+def test_a_misspelt_rule_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(CliRunner().invoke(app, ["explain", "dead_rel"]).exception) == (
+        'no rule or run "dead_rel". Did you mean "dead_relu"?'
+    )
+    assert "no run" in str(CliRunner().invoke(app, ["explain", "qqq"]).exception)
+
+
 # ------------------------------------------------------------------------------------------------ calibrated confidence
 
 

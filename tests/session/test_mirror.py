@@ -110,6 +110,10 @@ def test_patterns_mean_what_they_mean_to_a_run(tmp_path, pattern):
     assert wanted
 
 
+def test_one_pattern_needs_no_list():
+    assert list(Mirror(to=Kept(), stats="grad/*/norm").stats) == ["grad/*/norm"]
+
+
 def test_numbers_for_the_rules_are_forwarded_when_they_are_asked_for(tmp_path):
     sink = Kept()
     run = train(tmp_path, mirror=Mirror(to=sink, stats=[], scalars="data/input/*"))

@@ -45,8 +45,8 @@ def test_overrides_go_over_the_file(file):
     [
         ("training.lerning_rate=1", r'no key "training.lerning_rate". Did you mean "learning_rate"\? Known: arguments'),
         ("trainning.batch_size=1", r'no key "trainning". Did you mean "training"\?'),
-        ("training.batch_size=0", r'"training.batch_size": Input should be greater than or equal to 1; got 0'),
-        ("method.r=much", r'"method.r": Input should be a valid integer.*got \'much\''),
+        ("training.batch_size=0", r'"training.batch_size": it should be at least 1; got 0'),
+        ("method.r=much", r'"method.r": it should be an integer; got \'much\''),
         ("data.path=x.txt", r"set either data.path for a file or data.generate"),
         ("model.name=gpt2", r"set either model.name for a saved model or model.architecture"),
         ("data.generate=poetry", r"'counting', 'copying' or 'sorting'"),

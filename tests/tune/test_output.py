@@ -24,7 +24,7 @@ def filled(folder: str = "out") -> Path:
 
 def test_a_folder_in_use_is_left_alone():
     folder = filled()
-    with pytest.raises(UsageError, match=r"an earlier training \(at 1, 2\).*--resume.*--overwrite"):
+    with pytest.raises(UsageError, match=r"an earlier training \(at 1, 2\).*resume=True.*overwrite=True"):
         open_output(folder, resume=False, overwrite=False)
     assert [found.step for found in open_output(folder, resume=True, overwrite=False)] == [1, 2]
 

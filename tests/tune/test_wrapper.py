@@ -354,7 +354,7 @@ def test_memorising_is_found_and_reported(tmp_path):
     made = wrapper("full", checkpoint_interval=20, eval_interval=10)
     made.train(data, "out", 60, eval_dataset=held_out)
     report = CheckpointAnalyzer("out").generate_standard_report(save_to="report.json")
-    assert "training beyond that step does not generalize" in report.overfitting.verdict
+    assert "training beyond that step does not generalise" in report.overfitting.verdict
     assert "overfitting" in {finding["rule"] for finding in report.findings}
     assert json.loads(Path("report.json").read_text())["convergence"]["verdict"] == report.convergence.verdict
 

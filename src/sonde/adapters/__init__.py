@@ -39,7 +39,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOME_OF[name]), name)
     if name in __all__:
         return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    from sonde.errors import no_attribute
+
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

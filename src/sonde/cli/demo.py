@@ -24,7 +24,7 @@ TITLES: Final = {
     "dead-relu": "units are off for every input",
     "spike": "the learning rate spikes",
     "nan": "the loss becomes NaN",
-    "overfitting": "the training rows are learned by heart",
+    "overfitting": "the model memorises the training rows",
     "attention": "attention collapses onto single tokens",
 }
 """The faults to choose from, in order; here so that help does not import torch."""
@@ -52,7 +52,7 @@ def demo(
       dead-relu    units are off for every input
       spike        the learning rate spikes
       nan          the loss becomes NaN
-      overfitting  the training rows are learned by heart
+      overfitting  the model memorises the training rows
       attention    attention collapses onto single tokens
 
     \b

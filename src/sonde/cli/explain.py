@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,7 +43,7 @@ def explain(
     if finding is None and subject in all_rules():
         _explain_rule(subject, as_json=json)
         return
-    run = open_run(subject, dir)
+    run = _run_named(subject, dir, all_rules())
     found = run.diagnosis()
     if not found.findings and finding is None:
         from sonde.show.diagnosis import verdict, what_was_checked
@@ -55,6 +57,18 @@ def explain(
         print_json(explanation.as_dict())
     else:
         _draw(run, explanation)
+
+
+def _run_named(subject: str, dir: Path | None, rules: Collection[str]) -> Run:
+    """The run; if there is none, the error suggests a rule of a similar name."""
+    from sonde.errors import RunNotFoundError, UsageError, nearest
+
+    try:
+        return open_run(subject, dir)
+    except RunNotFoundError:
+        if hint := nearest(subject, rules):
+            raise UsageError(f'no rule or run "{subject}".{hint}') from None
+        raise
 
 
 def _numbered(finding: str | None) -> str | int:

@@ -38,7 +38,7 @@ def flow(
         typer.Option("--absolute", help="Use absolute thresholds for pressures instead of ones relative to the loss."),
     ] = False,
 ) -> None:
-    """Analyze the gradient flow of a model on one batch. The model is not trained.
+    """Show how gradients flow through a model on one batch. The model is not trained.
 
     The function takes no arguments and returns (model, x, y, loss_fn), or a dict with these keys. Without a loss_fn,
     the model computes its own loss from y, passed as labels. The exit code is 1 if any issue is critical.

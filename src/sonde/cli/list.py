@@ -61,7 +61,7 @@ def list_runs(
     elif rows:
         _show(rows)
     if any(row["warnings"] for row in rows) and not json:
-        remark("! The recording has problems; `sonde show RUN` lists them.")
+        remark("! The recording of these runs has problems; `sonde show RUN` lists them.")
     for path, error in found.broken.items():
         remark(f"Skipped {path}: {error}")
     if num_left:
@@ -72,6 +72,8 @@ def list_runs(
     if not rows:
         if any(value is not None for value in (project, status, tag)):
             remark(f"No runs match these filters in {place(folder)}.")
+        elif dir is not None and not folder.is_dir():
+            remark(f"There is no folder {place(folder)}. Record a run:  sonde run train.py")
         else:
             remark(f"No runs in {place(folder)}. Record one:  sonde run train.py")
 

@@ -92,7 +92,9 @@ for _name, _verb in (VERBS | ALIASES).items():
 
 
 def with_verb(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with `show` inserted before a bare path."""
+    """Return the arguments, with `show` inserted before a bare path; `help VERB` is `VERB --help`."""
+    if arguments[:1] == ["help"] and all(verb in VERBS for verb in arguments[1:2]):
+        return [*arguments[1:2], "--help"]
     for position, argument in enumerate(arguments):
         if argument.startswith("-"):
             continue
@@ -167,7 +169,8 @@ def _unknown_verb(word: str) -> UsageError:
 
 def _sentence(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, _ClickUsageError):
-        return click_message(error)
+        word = _word(arguments)
+        return click_message(error, word if word in VERBS or word in ALIASES else "")
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     return in_options(str(error) or type(error).__name__, _options(_word(arguments)))

@@ -6,11 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import typer
 
-from sonde.errors import UsageError
+from sonde.errors import UsageError, expectation, nearest
 from sonde.show.term.text import plain
 
 
@@ -68,10 +68,26 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     return re.sub(r"\b(SONDE_\w+) or \1\b", r"\1", said)
 
 
-def click_message(error: Any) -> str:
-    """The message of an error that click raised, and the command that helps."""
+def click_message(error: Any, verb: str = "") -> str:
+    """The message of an error that click raised, in our words, and the command that helps."""
     message = str(error.format_message()).strip()
-    message = re.sub(r", unable to parse .*", "", message.replace("Input should", "it should"))
-    sentence = f"{message[:1].lower()}{message[1:]}".rstrip(".")
-    path = "sonde" if error.ctx is None else error.ctx.command_path
-    return f"{sentence}. See  {path} --help"
+    value: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, for a value of the wrong type
+    given = f' "{value[0]["input"]}"' if value else ""
+    for theirs, ours in _CLICK:
+        message = re.sub(theirs, ours.replace("VALUE", given.replace("\\", r"\\")), message)
+    if possible := getattr(error, "possibilities", None):
+        message += nearest(error.option_name, sorted(possible)) or f' Did you mean "{possible[0]}"?'
+    sentence = expectation(f"{message[:1].lower()}{message[1:]}").rstrip(".")
+    path = f"sonde {verb}".strip() if error.ctx is None else error.ctx.command_path
+    return f"{sentence}{'' if sentence.endswith('?') else '.'} See  {path} --help"
+
+
+_CLICK: Final = (
+    (r"^No such option:? '?([^\s']+)'?(?: \(Possible options: .*\))?\.?$", r"no option \1."),
+    (r"^Missing (\w+) '(.+)'\.?$", r"missing \1 \2"),
+    (r"^Option '(.+)' requires an argument\.?$", r"\1 needs a value"),
+    (r"^Option '(.+)' does not take a value\.?$", r"\1 takes no value"),
+    (r"^Got unexpected extra arguments?(?:\(s\))? \((.+)\)\.?$", r"unexpected argument: \1"),
+    (r"^Invalid value for '([^']+)'(?: / '[^']+')?: ", r"invalid \1VALUE: "),
+)
+"""Messages of click, and ours."""

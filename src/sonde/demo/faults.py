@@ -180,7 +180,7 @@ FAULTS: Final[dict[str, Fault]] = {
         rule="vanishing_gradients",
         story="Ten layers with sigmoids: each passes on at most a quarter of its gradient.",
         wrong="nn.Linear(24, 24), nn.Sigmoid()",
-        right="nn.Linear(24, 24), nn.GELU()   # and He initialization",
+        right="nn.Linear(24, 24), nn.GELU()   # and He initialisation",
         build=vanishing,
     ),
     "exploding": Fault(
@@ -213,7 +213,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "overfitting": Fault(
         rule="overfitting",
-        story="A network of 40,000 parameters trains on 80 rows, and learns them by heart.",
+        story="A network of 40,000 parameters trains on 80 rows and memorises them.",
         wrong="x[:80], y[:80]",
         right="x[:1600], y[:1600]   # and a lower learning rate",
         build=overfitting,

@@ -29,7 +29,9 @@ __all__ = ["Report", "delete_run", "export_run", "gather", "report_run", "reques
 def __getattr__(name: str) -> Any:
     """Each name is loaded on first use: deleting a run does not import a report."""
     if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        from sonde.errors import no_attribute
+
+        raise no_attribute(__name__, name, __all__)
     return getattr(import_module(_HOME_OF[name]), name)
 
 

@@ -42,7 +42,9 @@ def __getattr__(name: str) -> Any:
     """Import a suite when it is first used: suites need pytest."""
     if name in _SUITES:
         return getattr(import_module(_SUITES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sonde.errors import no_attribute
+
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -63,7 +63,9 @@ _HOME_OF = {
 def __getattr__(name: str) -> Any:
     """Each name is loaded on first use: managing checkpoints does not import transformers."""
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'sonde.tune' has no attribute {name!r}; it has {', '.join(__all__)}")
+        from sonde.errors import no_attribute
+
+        raise no_attribute(__name__, name, __all__)
     return getattr(import_module(_HOME_OF[name]), name)
 
 

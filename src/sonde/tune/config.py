@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sonde.errors import SettingsError, UsageError, nearest
+from sonde.errors import SettingsError, UsageError, expectation, nearest
 
 
 class _Part(BaseModel):
@@ -209,7 +209,7 @@ def _sentence(kind: type[BaseModel], found: Any, prefix: str) -> str:
         return f'no key "{key}".{hint} Known: {", ".join(sorted(known))}.'
     if found["type"] == "missing":
         return f'"{key}" is missing.'
-    message = found["msg"].removeprefix("Value error, ")
+    message = expectation(found["msg"].removeprefix("Value error, "))
     return f'"{key}": {message}; got {found["input"]!r}.' if place else f"{message}."
 
 

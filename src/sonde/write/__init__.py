@@ -21,7 +21,9 @@ def __getattr__(name: str) -> Any:
         from sonde.write.tensors import store
 
         return getattr(store if hasattr(store, name) else tensors, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    from sonde.errors import no_attribute
+
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

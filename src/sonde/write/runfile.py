@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sonde.distribution import DISTRIBUTION
 from sonde.errors import CorruptError, FormatError, NotARunError, RunError
 from sonde.schema.layout import FORMAT_VERSION, RUN_FILE
 from sonde.schema.records import sign_document, to_json
@@ -38,8 +39,8 @@ class RunFile:
             raise NotARunError(f"{run / RUN_FILE} does not belong to a run: it has no format.")
         if content["format"] > FORMAT_VERSION:
             raise FormatError(
-                f"{run} has format {content['format']}; this version of sonde writes {FORMAT_VERSION}. Run:  pip "
-                "install -U sonde"
+                f"{run} has format {content['format']}; this version of sonde writes {FORMAT_VERSION}. Run:  "
+                f"pip install -U {DISTRIBUTION}"
             )
         content.pop("crc32", None)  # of the previous content; `write` signs the new one
         return RunFile(run, content)

@@ -116,6 +116,14 @@ def test_a_loss_of_finite_outputs_is_blamed_on_the_loss() -> None:
     assert "already grown to 1e25 in 2" in finding.message
 
 
+def test_outputs_are_called_finite_only_if_they_were_checked() -> None:
+    rarer = {"type": "cadence", "step": 4, "details": {"stride": {"finite": 6.0}}}
+    again = {"type": "cadence", "step": 9, "details": {"stride": {"finite": 1.0}}}
+    assert "all outputs of the model were finite" in only(seen(bad_loss(12), {}, event(13, "0"))).message
+    assert "outputs were not recorded at this step" in only(seen(bad_loss(12), {}, rarer, event(13, "0"))).message
+    assert "outputs of the model were finite" in only(seen(bad_loss(12), {}, rarer, again, event(13, "0"))).message
+
+
 def test_weights_that_were_loaded_nonfinite_are_distinguished_from_updates() -> None:
     finding = only(seen(bad_loss(0), {"param/0.weight/nonfinite_fraction": 0.1}, event(0, "0")))
     assert "loaded or initialised" in finding.message

@@ -199,7 +199,7 @@ def test_complex_numbers_go_where_they_fit(tmp_path: Path) -> None:
         write_export(plan_export(run, "weights", format), Path(f"o.{FORMATS[format]}"))
         assert_same(open_export(f"o.{FORMATS[format]}")[0], values)
     for format, names in (("safetensors", "c"), ("parquet", "c"), ("parquet", "big"), ("arrow", "big")):
-        with pytest.raises(UsageError, match=f"param/{names}.*--format"):
+        with pytest.raises(UsageError, match=f"param/{names}.*Set format= to"):
             write_export(plan_export(run, "weights", format, names=[f"param/{names}"]), Path("o"))
 
 

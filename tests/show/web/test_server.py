@@ -53,7 +53,7 @@ def test_loopback_is_recognised_by_the_address(host: str, expected: bool) -> Non
 
 
 def test_a_port_that_is_taken_is_named_with_one_that_is_free(taken: int) -> None:
-    with pytest.raises(UsageError, match=rf"port {taken} is in use.*sonde ui --port \d+"):
+    with pytest.raises(UsageError, match=rf"port {taken} is in use.*Set port= to \d+, which is free"):
         bind(Address(port=taken))
 
 

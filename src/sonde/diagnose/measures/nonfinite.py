@@ -78,7 +78,7 @@ def first_moment(window: Window) -> Moment | None:
         data=_new_in_data(window, step),
         forward=next((event.details for event in events if event.step == step and event.details), {}),
         activations=_at(_first_bad(window, "act"), step),
-        is_forward_seen=bool(events) or _has_step(window, "act", step),
+        is_forward_seen=(bool(events) and _is_checked(window, step)) or _has_step(window, "act", step),
         loss=step in loss_steps,
         grads=_at(grads, step),
         sound_grads=tuple(
@@ -134,6 +134,12 @@ def _bad_loss(window: Window, skipped: set[int]) -> list[int]:
     steps, values = window.get(name)
     bad = steps[~np.isfinite(values)]
     return [int(step) for step in bad if name != SEEN_TRAINING or int(step) not in skipped]
+
+
+def _is_checked(window: Window, step: int) -> bool:
+    """Whether forward passes were checked at every step then: the budget may have made the check rarer."""
+    changes = [change.details.get("stride") for change in happenings(window, "cadence") if change.step < step]
+    return not (changes and isinstance(changes[-1], Mapping) and number(changes[-1], "finite", 1.0) > 1.0)
 
 
 def _has_step(window: Window, kind: str, step: int) -> bool:

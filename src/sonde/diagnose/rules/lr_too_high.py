@@ -124,8 +124,8 @@ def _after_a_rise(window: Window, moved: Motion, loss: Learned, step: int) -> Fo
     old, new = stable_rate(window, step, float(np.fmax.reduce(moved.ratios[:, at]))) or (np.nan, np.nan)
     level = float(np.median(loss.values[loss.steps < step][-2 * EARLY :]))
     return Found(
-        f"The learning rate is too high since it rose from {number(new)} to {number(old)} at step {step:,}: the loss "
-        f"had been {number(level)} before, and ends at {number(loss.end)}.",
+        f"The learning rate has been too high since it rose from {number(new)} to {number(old)} at step {step:,}: the "
+        f"loss had been {number(level)} before, and ends at {number(loss.end)}.",
         step=step,
         confidence=0.8,
         sites=(site,),

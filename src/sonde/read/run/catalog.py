@@ -156,14 +156,14 @@ def _all_attempts(run: Path, rows: list[tuple[Any, ...]], problems: list[str]) -
 
 
 def lost_attempts(run: Path) -> CorruptError:
-    """The error for a missing attempt: without its row, abandoned rows cannot be recognized."""
+    """The error for a missing attempt: without its row, abandoned rows cannot be recognised."""
     if not (run / CATALOG_FILE).exists():
         return CorruptError(
             f"{run / CATALOG_FILE} is missing; without it, the recorded values cannot be read. "
             "Restore the file from a backup."
         )
     return CorruptError(
-        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be recognized. "
+        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be recognised. "
         "Restore the file from a backup."
     )
 

@@ -14,7 +14,6 @@ from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import damaged
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
-from sonde.read.series.stats import some_near
 from sonde.schema.names import matches_scalar
 from sonde.schema.old_names import current_scalar
 from sonde.schema.records import ScalarsRecord
@@ -102,7 +101,7 @@ def find_names(known: dict[int, str], patterns: str | Sequence[str], *, strict: 
     found = {number: name for number, name in known.items() if matches_scalar(patterns, name)}
     for pattern in patterns if strict else ():
         if known and not any(sign in pattern for sign in "*?[") and current_scalar(pattern) not in found.values():
-            raise UnknownNameError("scalar", pattern, some_near(pattern, sorted(known.values())))
+            raise UnknownNameError("scalar", pattern, known.values())
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,12 +93,7 @@ def _refuse_plain_site(parts: Series, sites: Iterable[Site]) -> None:
     known = sorted({site.name for site in sites if matches(parts.kind, site.kind)})
     if not known:
         return
-    raise UnknownNameError(f"{parts.kind} site", parts.site, some_near(parts.site, known))
-
-
-def some_near(name: str, known: list[str]) -> list[str]:
-    """All known names, or the closest ones if there are too many to list."""
-    return known if len(known) <= 20 else difflib.get_close_matches(name, known, n=10, cutoff=0.2) or known[:10]
+    raise UnknownNameError(f"{parts.kind} site", parts.site, known)
 
 
 def read_stats(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:

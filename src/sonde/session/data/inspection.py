@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_PURITIES: Final = 128
 MAX_LABELS: Final = 1024
-"""Labels of more samples than these, or of every token of a text, are only looked at when a step is inspected."""
+"""Labels of more samples than these, or of every token of a text, are only read when a step is inspected."""
 
 
 class DataInspection:
@@ -106,7 +106,7 @@ class DataInspection:
 
     @property
     def kind(self) -> str:
-        """What the work of this step is part of, for the budget; empty if it records nothing."""
+        """The part of the budget that this step belongs to; empty if it records nothing."""
         watching = self.watching
         if self.is_inspecting or watching is None:
             return "inspect" if self.is_inspecting else ""

@@ -71,9 +71,9 @@ def init(
     resume: Resume = False,
     **settings: Unpack[RecordingSettings],
 ) -> Session | NullSession:
-    """Start a run. `config` is a mapping, a dataclass or parsed arguments. `resume=True` resumes the newest interrupted
-    run of the project; a name or path resumes that one. All other keywords are settings, which
-    `sonde doctor --settings` explains.
+    """Start a run. `config` is a mapping, a dataclass or parsed arguments. `resume=True` continues the newest run of
+    the project, or of the name in it; a name, an id or a folder continues that one. All other keywords are settings,
+    which `sonde doctor --settings` explains.
 
     session = sonde.init(project="gpt", name="baseline", config={"lr": 3e-4})
     """

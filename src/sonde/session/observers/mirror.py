@@ -39,7 +39,7 @@ class Mirror:
 
     to: Any
     stats: Sequence[str] = DEFAULT_STATS
-    """Patterns of series."""
+    """Patterns of series, or one."""
     scalars: str = "*"
     """A pattern of scalars. `"*"` leaves out those that sonde measures for its rules."""
     every: int = 10
@@ -48,6 +48,8 @@ class Mirror:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UsageError(f"every= must be at least 1; got {self.every}.")
+        if isinstance(self.stats, str):
+            object.__setattr__(self, "stats", (self.stats,))
         for pattern in self.stats:
             kind, _, stat = _split(pattern)
             if not any(matches(kind, known) for known in KINDS):

@@ -140,7 +140,7 @@ class RulesProcess:
         wait_s = _LAST_CHECK_S if end is None else _SHARE * (end - now)
         yield from self._answers(self._link, wait_until=now + wait_s)
         if not self._is_over:
-            yield self._event("the last check took too long and was given up; run `sonde diagnose`")
+            yield self._event("the last check took too long and was stopped; run `sonde diagnose`")
         self._link.close()
 
     def _is_due(self, now: float) -> bool:

@@ -75,7 +75,7 @@ def _judge(name: str, state: HeldOut) -> tuple[Tone, str]:
         turned = (
             f"{name} was best at step {state.best_step:,} ({state.best:.4g}) and has risen to {state.end:.4g} since"
         )
-        return "bad", f"{turned}, {times}: training beyond that step does not generalize. Stop there, or regularize."
+        return "bad", f"{turned}, {times}: training beyond that step does not generalise. Stop there, or regularise."
     if state.turn > RISEN:
         risen = f"{name} has risen from {state.best:.4g} at step {state.best_step:,} to {state.end:.4g}"
         return "watch", f"{risen}, but is still close to the training loss."

@@ -70,7 +70,7 @@ class Parts:
             os.close(self._file)
             raise UsageError(
                 f"another export to this place is running ({self.folder}). Wait until it has finished, "
-                "or choose another place with -o."
+                "or choose another place with output=."
             ) from None
 
     def _forget_others(self) -> None:

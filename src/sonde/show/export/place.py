@@ -27,7 +27,7 @@ def choose_format(what: str, format: str | None, output: Path | None, known: Col
     ending = _ending(output)
     chosen = said or ending or default
     if chosen not in known:
-        raise UnknownNameError(f"format for {what}", chosen, known)
+        raise UnknownNameError(f"format for {'all tables' if what == 'all' else what}", chosen, known)
     if said and ending and said != ending:
         raise UsageError(
             f"the format {said} does not match the extension of {output} ({ending}). Change format= or output=."

@@ -50,7 +50,7 @@ def _write_safetensors(path: Path, step: int, tensors: LazyTensors, facts: Facts
     offset = 0
     for name, spec in tensors.specs.items():
         if spec.dtype not in _SAFETENSORS_CODES:
-            raise UsageError(f"{name} is {spec.dtype}, which safetensors cannot store. Use --format h5 or npz.")
+            raise UsageError(f"{name} is {spec.dtype}, which safetensors cannot store. Set format= to h5 or npz.")
         span = [offset, offset + spec.nbytes]
         header[name] = {"dtype": _SAFETENSORS_CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": span}
         offset = span[1]
@@ -130,11 +130,11 @@ def _rows(step: int, tensors: LazyTensors, schema: pa.Schema) -> Iterator[pa.Rec
 
 def _exactly(name: str, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if values.dtype.kind == "c":
-        raise UsageError(f"{name} is complex, which a table of values cannot store. Use --format h5 or npz.")
+        raise UsageError(f"{name} is complex, which a table of values cannot store. Set format= to h5 or npz.")
     converted = values.astype(dtype)
     is_long = values.dtype.itemsize == 8 and values.dtype.kind in "iu"
     if is_long and not np.array_equal(converted.astype(values.dtype), values):
-        raise UsageError(f"{name} has integers that float64 cannot represent. Use --format safetensors, h5 or npz.")
+        raise UsageError(f"{name} has integers that float64 cannot represent. Set format= to safetensors, h5 or npz.")
     return converted
 
 

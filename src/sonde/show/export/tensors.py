@@ -30,7 +30,7 @@ KINDS: Final = {
     "optimizer": ("optim",),
     "tensors": None,
 }
-"""Values of `--what`, and the kinds of tensors each selects; `tensors` selects all."""
+"""Values of `what`, and the kinds of tensors each selects; `tensors` selects all."""
 FORMATS: Final = {"safetensors": "safetensors", "hdf5": "h5", "npz": "npz", "parquet": "parquet", "arrow": "arrow"}
 
 

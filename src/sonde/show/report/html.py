@@ -30,7 +30,7 @@ def require_assets() -> None:
     if not all((FOLDER / name).is_file() for name in ("app.js", "app.css")):
         raise NotBuiltError(
             "an HTML report needs the front-end, and sonde was installed without it. Build it with `make web` in a "
-            "checkout, install a released wheel, or use --format md or json, which do not need it."
+            "checkout, install a released wheel, or set format= to md or json, which do not need it."
         )
 
 

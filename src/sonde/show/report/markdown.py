@@ -156,7 +156,7 @@ def _layers(table: Table) -> Iterator[str]:
     rows = [tuple(number(cell) if isinstance(cell, float | int) else code(cell) for cell in row) for row in table.rows]
     yield from _table(tuple(map(escape, table.columns)), rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS:
-        yield f"and {len(rows) - MAX_ROWS} more; `--format json` includes them all."
+        yield f"and {len(rows) - MAX_ROWS} more; `sonde report --format json` includes them all."
         yield ""
 
 

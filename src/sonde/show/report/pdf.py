@@ -38,7 +38,7 @@ DRAWING_MS: Final = 20_000
 """Virtual time for drawing, in milliseconds; the page's clock runs ahead while it is idle."""
 TIMEOUT_S: Final = 240.0
 MARK: Final = b"\n% sonde report\n"
-"""A comment after the end of the file, by which sonde recognizes its own reports."""
+"""A comment after the end of the file, by which sonde recognises its own reports."""
 
 
 class BrowserError(SondeError):
@@ -65,7 +65,7 @@ def require_browser() -> Path:
     if found is None:
         raise BrowserError(
             "writing a PDF needs Chromium or Chrome, and none was found. Install one, set "
-            f"{BROWSER_VARIABLE}=/path/to/chrome, or use --format html and print the report from any browser."
+            f"{BROWSER_VARIABLE}=/path/to/chrome, or set format= to html and print the report from any browser."
         )
     return found
 
@@ -90,7 +90,7 @@ def print_pdf(page: str, path: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             raise BrowserError(
-                f"{browser} did not print the report within {TIMEOUT_S:.0f} s. Try --format html."
+                f"{browser} did not print the report within {TIMEOUT_S:.0f} s. Set format= to html instead."
             ) from None
         if not printed.is_file() or not printed.read_bytes().startswith(b"%PDF"):
             last = (result.stderr.strip().splitlines() or ["no error message"])[-1]

@@ -19,7 +19,7 @@ MARKS: Final[dict[Format, tuple[bytes, ...]]] = {
     "txt": (b"\n\nTraining convergence\n--------------------\n",),
     "pdf": (b"% sonde report",),
 }
-"""Marks by which reports are recognized; in a PDF the mark is at the end."""
+"""Marks by which reports are recognised; in a PDF the mark is at the end."""
 _HEAD_BYTES: Final = 4096
 
 

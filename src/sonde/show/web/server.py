@@ -72,10 +72,10 @@ def bind(address: Address) -> socket.socket:
             return found
     if wanted is None:
         raise UsageError(
-            f"ports {DEFAULT_PORT} to {DEFAULT_PORT + _NUM_TRIES - 1} are all in use. Use --port 0 for any free port."
+            f"ports {DEFAULT_PORT} to {DEFAULT_PORT + _NUM_TRIES - 1} are all in use. Set port= to 0 for any free port."
         )
     free = next((port for port in range(wanted + 1, wanted + 1 + _NUM_TRIES) if _is_free(address.host, port)), 0)
-    raise UsageError(f"port {wanted} is in use, perhaps by another dashboard. Use a free port:  sonde ui --port {free}")
+    raise UsageError(f"port {wanted} is in use, perhaps by another dashboard. Set port= to {free}, which is free.")
 
 
 def _try_bind(host: str, port: int) -> socket.socket | None:

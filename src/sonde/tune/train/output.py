@@ -41,7 +41,7 @@ def open_output(folder: Path, *, resume: bool, overwrite: bool) -> list[Checkpoi
         steps = ", ".join(str(checkpoint.step) for checkpoint in found[-6:])
         raise UsageError(
             f"{folder} contains checkpoints of an earlier training (at {steps}). Resume from the newest with "
-            "resume=True (--resume), choose another output_dir, or delete them with overwrite=True (--overwrite)."
+            "resume=True, choose another output_dir, or delete them with overwrite=True."
         )
     storage = LocalStorage(folder)
     for checkpoint in found:

@@ -229,7 +229,7 @@ class TrainingWrapper:
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"training finished, but the model could not be saved to {final}: {error}. Free some space and train "
-                "again with resume=True (--resume), which resumes from the newest checkpoint."
+                "again with resume=True, which resumes from the newest checkpoint."
             ) from error
 
     def _use_wandb(self) -> None:
