@@ -18,6 +18,8 @@ from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.model_index import ModelIndex, queries_and_keys
 from sonde.flow.sketch import Sketch
 from sonde.flow.trace import Observer, PassResult, Stop, Trace, run_pass
+from sonde.probe.compiled import run_eagerly
+from sonde.probe.model import child_of, type_name
 from sonde.probe.preserve import all_preserved
 from sonde.show.flow.issue import Issue
 from sonde.show.flow.metrics import FlowMetrics, Layer
@@ -70,6 +72,7 @@ class FlowAnalyzer:
     ) -> FlowReport:
         """The same with the issues of analyzers, all in the same passes. `anatomy`: the model's, if known."""
         known = anatomy or ModelIndex(self.model)
+        _refuse_scripted(known)
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(known))]
             everywhere = any(analyzer.needs_input_grads for analyzer in analyzers)
@@ -102,7 +105,7 @@ class FlowAnalyzer:
         if steps > 1 and batch_size(x) < steps:
             raise UsageError(f"cannot split a batch of {batch_size(x)} into steps={steps} micro-batches.")
         found = []
-        with torch.enable_grad(), all_preserved(self.model, loss_fn):
+        with torch.enable_grad(), run_eagerly(), all_preserved(self.model, loss_fn):
             for index in range(steps):
                 pieces = copied(part(x, index, steps)), part(y, index, steps)
                 found.append(run(*pieces, loss_fn))
@@ -119,12 +122,22 @@ class FlowAnalyzer:
         """`issues` are those that an analyzer found beyond single layers."""
         names = {layer.name for layer in layers}
         return FlowReport(
-            model_name=type(self.model).__name__,
+            model_name=type_name(child_of(self.model, "_orig_mod") or self.model),
             loss=loss,
             layers=tuple(layers),
             model_issues=tuple(issue for issue in issues if issue.layer not in names),
             details=details,
             is_relative=self.thresholds.is_relative,
+        )
+
+
+def _refuse_scripted(anatomy: ModelIndex) -> None:
+    """No hook sees the modules inside a scripted one: without them, a report would call anything healthy."""
+    hidden = anatomy.names.scripted_inside()
+    if hidden:
+        raise UsageError(
+            f"{len(hidden)} modules, such as {hidden[0]}, run as TorchScript, which hides their gradients. "
+            "Analyze the Python model that it was made from."
         )
 
 
