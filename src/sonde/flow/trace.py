@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,7 +226,7 @@ def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
         # torch skips other leaves by itself, faster than we could search for them.
         loss.backward(inputs=own)  # type: ignore[no-untyped-call]
         return
-    with _foreign_grads_kept(loss, model):
+    with foreign_grads_kept(loss, model.parameters()):
         loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -235,9 +235,9 @@ def _wants_grad(x: Any) -> bool:
 
 
 @contextmanager
-def _foreign_grads_kept(loss: Tensor, model: nn.Module) -> Iterator[None]:
-    """Gradients outside the model stay as they were: of the inputs, of a discriminator inside the loss."""
-    own = {id(parameter) for parameter in model.parameters()}
+def foreign_grads_kept(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Gradients of all but these stay as they were: of the inputs, of a discriminator inside the loss."""
+    own = {id(parameter) for parameter in parameters}
     foreign = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in own]
     for leaf, _ in foreign:
         leaf.grad = None

@@ -29,7 +29,7 @@ class Stream:
     def __init__(self, anatomy: ModelIndex) -> None:
         self._names = anatomy.names
         self._lists = [module for module in anatomy.modules if isinstance(module, nn.ModuleList | nn.Sequential)]
-        self._blocks = {id(block) for blocks in self._lists for block in blocks if block._modules}
+        self._blocks = {id(block) for blocks in self._lists for block in _blocks(blocks)}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}
         """A sample of each block's input and output."""
         self._shares: dict[str, float] = {}
@@ -71,14 +71,19 @@ class Stream:
             if len(module) < 2:
                 continue
             found = []
-            for block in module:
+            for block in _blocks(module):
                 place = self._names.place(block)
                 grad = trace.get("actgrad", place.name) if place is not None else None
-                if place is not None and grad is not None and block._modules:
+                if place is not None and grad is not None:
                     found.append((place.name, grad.norm))
             if len(found) > len(best):
                 best = found
         return tuple(best)
+
+
+def _blocks(listed: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a list that hold others. An entry may be None: Informer's list of downsampling layers has some."""
+    return (block for block in listed._modules.values() if block is not None and block._modules)
 
 
 def feed_forward_pairs(anatomy: ModelIndex) -> dict[str, tuple[str, str]]:

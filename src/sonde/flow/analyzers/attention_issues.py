@@ -22,7 +22,7 @@ RESIDUAL: Final = 0.5
 CARRY: Final = 0.35
 """How much of its input a block passes on, in the median: 1 with a skip, 0.5 with a norm after it, else 0."""
 FFN_RATIO: Final = 30.0
-"""Gradient/weight of the second feed-forward layer over the first."""
+"""Gradient/weight of the second feed-forward layer over the first, or the other way round."""
 ATTENTION_FLOW: Final = 1e-3
 """Flow into the attention's projections over flow out of it."""
 LOW_ENTROPY: Final = 0.1
@@ -148,14 +148,17 @@ def _ffn(metrics: TransformerMetrics) -> list[Issue]:
             type="FFN_BOTTLENECK",
             severity="MEDIUM",
             layer=name,
-            message=f"{name}: the second layer gets {ratio:.0f} times the gradient/weight of the first",
+            message=(
+                f"{name}: the {'second' if ratio > 1 else 'first'} layer gets {max(ratio, 1 / ratio):.0f} times the "
+                f"gradient/weight of the {'first' if ratio > 1 else 'second'}"
+            ),
             recommendation="\n".join(
                 f"nn.init.xavier_uniform_({as_code(weight)})" for weight in metrics.feed_forward_weights.get(name, ())
             )
             + f"  # in {name}: initialise both at the same scale, or add a norm between them",
             value=ratio,
-            healthy=f"below {FFN_RATIO:g}",
+            healthy=f"{1 / FFN_RATIO:.2g} to {FFN_RATIO:g}",
         )
         for name, ratio in metrics.feed_forward.items()
-        if ratio > FFN_RATIO
+        if not 1 / FFN_RATIO <= ratio <= FFN_RATIO
     ]

@@ -29,7 +29,7 @@ DECAY: Final = -0.5
 LOST: Final = 0.01
 """And less than this fraction of them is left at the input: a short network may lose half per layer and learn well."""
 COMPRESSION: Final = 0.25
-"""A layer whose output is narrower than this fraction of its input compresses."""
+"""A layer whose output has at most this fraction of its input's width compresses."""
 AMPLIFICATION: Final = 5.0
 """And it amplifies if the gradient at its input exceeds the one at its output by this factor, compared with other
 layers."""
@@ -164,7 +164,7 @@ def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
     for layer in leaves:
         if layer.name not in factors or not layer.input_shape or not layer.output_shape:
             continue
-        if layer.output_shape[-1] / max(layer.input_shape[-1], 1) >= COMPRESSION:
+        if layer.output_shape[-1] / max(layer.input_shape[-1], 1) > COMPRESSION:
             continue
         typical = max(1.0, median([f for name, f in factors.items() if name != layer.name] or [1.0]))
         if factors[layer.name] > AMPLIFICATION * typical:

@@ -21,6 +21,8 @@ LEVELS: Final[dict[IssueSeverity, Severity]] = {
 }  # fmt: skip
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
 """Points that an issue subtracts from a score of 100."""
+CAP: Final[dict[IssueSeverity, float]] = {"LOW": 100.0, "MEDIUM": 100.0, "HIGH": 75.0, "CRITICAL": 49.0}
+"""The highest score of a model with such an issue: one severe issue must not drown in the mean of many layers."""
 MEANINGS: Final[dict[IssueType, str]] = {
     "VANISHING": "Gradients too small to learn from, compared with the rest of the model.",
     "EXPLODING": "Gradients far larger than in the rest of the model.",
