@@ -10,7 +10,7 @@ from sonde.diagnose.finding import Severity
 IssueType = Literal[
     "VANISHING", "EXPLODING", "BOTTLENECK", "DECAY", "VANISHING_TEMPORAL", "EXPLODING_TEMPORAL", "SHORT_MEMORY",
     "ATTN_BOTTLENECK", "FFN_BOTTLENECK", "QKV_IMBALANCE", "RESIDUAL_DECAY", "LAYER_VARIANCE", "DEAD", "SATURATED",
-    "NUMERICAL",
+    "NUMERICAL", "UNUSED", "RANK_COLLAPSE", "SYMMETRIC",
 ]  # fmt: skip
 IssueSeverity = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 
@@ -39,6 +39,9 @@ MEANINGS: Final[dict[IssueType, str]] = {
     "DEAD": "Units that output zero for every input, or layers without any gradient.",
     "SATURATED": "Units at the flat ends of their activation.",
     "NUMERICAL": "NaN or infinity.",
+    "UNUSED": "Layers that do not run, or whose output does not affect the loss.",
+    "RANK_COLLAPSE": "The outputs of different samples or tokens become nearly the same.",
+    "SYMMETRIC": "Units with equal weights and equal gradients, which stay copies of one another.",
 }
 
 
