@@ -193,6 +193,51 @@ def small_down(factor: float) -> Callable[[Any], None]:
     return lambda model: model.blocks[1].fc2.weight.mul_(factor)
 
 
+class Calls(nn.Module):
+    """Three rectifiers in one module, as function calls: one of them with a bias."""
+
+    def __init__(self, bias: float, rectify: Callable[[Tensor], Tensor], depth: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(depth))
+        self.head, self.rectify = nn.Linear(32, 4), rectify
+        nn.init.constant_(self.layers[1].bias, bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.rectify(layer(x))
+        return self.head(x)
+
+
+class Alone(nn.Module):
+    """A layer that takes no part in the loss: it is not called, or its output is not used."""
+
+    def __init__(self, uses: bool, calls: bool = True) -> None:
+        super().__init__()
+        self.first, self.pooler, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+        self.uses, self.calls = uses, calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        pooled = torch.tanh(self.pooler(x)) if self.calls else x
+        return self.head(x + pooled if self.uses else x)
+
+
+def constant(value: float | None) -> Subject:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+    for layer in (model[0], model[2]) if value is not None else ():
+        nn.init.constant_(layer.weight, value)  # type: ignore[arg-type]
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return Subject(model, *classes())
+
+
+def zeros(num: int) -> Subject:
+    """Layers at zero at the end: one lets a gradient through after the first step, two never do."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32, bias=False), nn.Linear(32, 4, bias=False))
+    for layer in list(model)[-num:]:
+        nn.init.zeros_(layer.weight)
+    return Subject(model, *classes())
+
+
 # type -> (where, a model with the fault, one close by without)
 PAIRS: dict[str, tuple[str, Callable[[], Subject], Callable[[], Subject]]] = {
     "VANISHING": ("0", lambda: stack(nn.Sigmoid, 1.0), lambda: stack(nn.Sigmoid, 1.0, depth=2)),
@@ -252,6 +297,29 @@ PAIRS: dict[str, tuple[str, Callable[[], Subject], Callable[[], Subject]]] = {
     "ATTN_BOTTLENECK, scaled away": ("blocks.0", lambda: transformer(branch=1e-5), lambda: transformer(branch=0.5)),
     "FFN_BOTTLENECK": ("blocks.1", lambda: transformer(small_down(0.005)), transformer),
     "RESIDUAL_DECAY": ("", lambda: transformer(skip=0.5), transformer),
+    "DEAD, one call of three": (
+        "model",
+        lambda: Subject(Calls(-20.0, F.relu), *classes()),
+        lambda: Subject(Calls(0.0, F.relu), *classes()),
+    ),
+    "DEAD, clamp": (
+        "model",
+        lambda: Subject(Calls(-20.0, lambda x: x.clamp(min=0)), *classes()),
+        lambda: Subject(Calls(0.0, lambda x: x.clamp(min=0)), *classes()),
+    ),
+    "DEAD, the whole network": ("", lambda: zeros(2), lambda: zeros(1)),
+    "UNUSED": (
+        "",
+        lambda: Subject(Alone(False), *classes()),
+        lambda: Subject(Alone(True), *classes()),
+    ),
+    "UNUSED, not called": (
+        "",
+        lambda: Subject(Alone(False, False), *classes()),
+        lambda: Subject(Alone(True), *classes()),
+    ),
+    "SYMMETRIC": ("0", lambda: constant(0.1), lambda: constant(None)),
+    "RANK_COLLAPSE": ("", lambda: stack(nn.Sigmoid, 1.0), lambda: stack(nn.ReLU, math.sqrt(2))),
 }  # fmt: skip
 
 

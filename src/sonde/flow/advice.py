@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sonde.schema.names import as_code
 from sonde.show.flow.issue import Issue, IssueSeverity
 from sonde.show.flow.metrics import Layer
@@ -24,17 +26,48 @@ def numerical(layer: Layer) -> Issue:
 
 def dead(layer: Layer) -> Issue:
     """Parameters that get no gradient."""
+    why = "its output is detached" if layer.route.is_detached else "all of it is zero"
     return Issue(
         type="DEAD",
         severity="HIGH",
         layer=layer.name,
-        message=f"{layer.name} ({layer.type}) gets no gradient at all",
+        message=f"{layer.name} ({layer.type}) gets no gradient at all: {why}",
         recommendation=(
             f"x = {as_code(layer.name)}(x)  # keep its path to the loss free of detach(), no_grad() and argmax\n"
             f"{as_code(layer.name)}.requires_grad_(False)  # or freeze it, if it is not meant to train"
         ),
         value=0.0,
         healthy="above 0",
+    )
+
+
+def without_gradient(num_parameters: int) -> Issue:
+    """The whole network."""
+    return Issue(
+        type="DEAD",
+        severity="CRITICAL",
+        layer="",
+        message=f"none of the {num_parameters} parameters of the model gets a gradient: it cannot learn anything",
+        recommendation=(
+            "loss = loss_fn(model(x), y)  # without detach() or no_grad() on the way\n"
+            "torch.nn.init.kaiming_normal_(weight)  # and do not start two successive layers at zero"
+        ),
+        value=0.0,
+        healthy="above 0",
+    )
+
+
+def unused(names: Sequence[str], fraction: float) -> Issue:
+    """Layers that take no part in the loss. `fraction`: of the trainable parameters."""
+    first = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return Issue(
+        type="UNUSED",
+        severity="HIGH" if fraction > 0.5 else "LOW",
+        layer="",
+        message=f"{first}: did not run, or ran without affecting the loss; {fraction:.1%} of the trainable parameters",
+        recommendation=f"{as_code(names[0])}.requires_grad_(False)  # or remove it, or use its output in the loss",
+        value=fraction,
+        healthy="0 %",
     )
 
 
@@ -49,7 +82,7 @@ def silent(layer: Layer, severity: IssueSeverity) -> Issue:
         type="DEAD",
         severity=severity,
         layer=layer.name,
-        message=f"{layer.name} ({layer.type}): {how}",
+        message=f"{layer.name} ({layer.type}{f', {layer.silent_where}' if layer.silent_where else ''}): {how}",
         recommendation=f"{mended}  # instead of ReLU{where}; also lower the learning rate, or start its bias at 0.1",
         value=max(units, zeros),
         healthy="few silent units, 30 to 75 % zeros",

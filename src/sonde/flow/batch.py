@@ -26,10 +26,8 @@ def forward(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None) -> t
         raise UsageError(f"the loss must be a tensor; loss_fn returned {type(loss).__name__}.")
     if loss.numel() != 1:
         raise UsageError(f"the loss must be a single number; it has shape {tuple(loss.shape)}. Take its mean().")
-    if not loss.requires_grad:
-        raise UsageError(
-            "the loss has no gradient: no parameter requires one, or detach() or no_grad() cuts the graph."
-        )
+    if not loss.requires_grad and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("no parameter of the model requires a gradient, and neither does the batch.")
     return output, loss
 
 

@@ -26,7 +26,7 @@ class ModelIndex:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.names = ModelNames(model)
+        self.names = ModelNames(model, is_inside=True)
 
     @cached_property
     def modules(self) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.flow.batch import LossFunction, forward
+from sonde.flow.fetch import fetch
+from sonde.flow.graph import Graph, read_graph
+from sonde.flow.route import Weight
 from sonde.flow.sketch import Sketch, sketches_of
+from sonde.flow.symmetry import differences, likeness
 from sonde.flow.units import WATCHED, Units, UnitWatch
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
@@ -52,10 +56,15 @@ class Trace:
     stops: dict[str, Stop]
     sketches: dict[str, dict[str, Sketch]]
     """By kind ("act", "actgrad", "param", "grad") and name."""
-    silent: dict[str, float] = field(default_factory=dict)
-    """Fraction of silent units, by module with a rectifier."""
+    silent: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Fraction of silent units and where they are, by module with a rectifier."""
     saturated: dict[str, float] = field(default_factory=dict)
     """Fraction of saturated values, by module with a sigmoid or tanh."""
+    graph: Graph = field(default_factory=Graph)
+    differences: list[tuple[str, float, float]] = field(default_factory=list)
+    """Layer, variance of its outputs between samples and between tokens, in the order of the forward pass."""
+    likeness: list[tuple[str, list[float]]] = field(default_factory=list)
+    """Parameter, and how alike its units are."""
 
     def get(self, kind: str, name: str) -> Sketch | None:
         return self.sketches[kind].get(name)
@@ -64,6 +73,14 @@ class Trace:
         """Gradient over weight of a parameter."""
         weight, grad = self.get("param", name), self.get("grad", name)
         return grad.norm / weight.norm if weight is not None and grad is not None and weight.norm else 0.0
+
+    def weights(self) -> dict[str, Weight]:
+        """Every parameter, after the pass."""
+        grads = self.sketches["grad"]
+        return {
+            name: Weight(sketch.rms, bool(grads[name].norm or grads[name].nonfinite) if name in grads else False)
+            for name, sketch in self.sketches["param"].items()
+        }
 
     def in_order(self) -> list[Stop]:
         return sorted(self.stops.values(), key=lambda stop: stop.order)
@@ -79,6 +96,9 @@ class _Collector:
     def __init__(self, reducer: Reducer, units: UnitWatch, observers: Sequence[Observer]) -> None:
         self.reducer, self.units, self.observers = reducer, units, observers
         self.stops: dict[ModuleRef, Stop] = {}
+        self.differences: dict[str, Tensor] = {}
+        self.outputs: list[tuple[str, Any]] = []
+        """Each module's name with the node of its output, in the order of the calls."""
         self.is_reentrant = False
 
     def forward_seen(self, place: ModuleRef, output: Any) -> None:
@@ -91,12 +111,18 @@ class _Collector:
             shapes = _shape(args), _shape(output)
             stop = self.stops[place] = Stop(place.name, place.module_type, len(self.stops), *shapes)
         stop.calls += 1
+        found = differences(module, output)
+        if found is not None:
+            self.differences[place.name] = found
         if isinstance(module, WATCHED):
             self.units.module_called(place, module, args, output)
         for observer in self.observers:
             observer(place, module, args, output)
 
     def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
+        if tensor.grad_fn is not None:
+            self.outputs.append((place.name, tensor.grad_fn))
+            self.units.makers.setdefault(tensor.grad_fn, place.name)
         if not suffix:
             self.reducer.add(2 * self.stops[place].order, tensor)
 
@@ -159,12 +185,20 @@ class PassResult:
     keys: list[Key]
     tables: list[Table]
     units: Units
+    graph: Graph
+    differences: dict[str, Tensor]
+    likeness: dict[str, Tensor]
 
     def trace(self) -> Trace:
         with quiet():
             # First, since torch's own wait for a device is faster than polling for numbers.
             loss = float(self.loss)
-            return Trace(loss, self.stops, _resolve(self.keys, self.tables), *self.units.shares())
+            self.graph.cut_unused()
+            sketches, shares = _resolve(self.keys, self.tables), self.units.shares()
+            numbers = fetch([*self.differences.values(), *self.likeness.values()])
+            apart = [(name, pair[0], pair[1]) for name, pair in zip(self.differences, numbers, strict=False)]
+            alike = list(zip(self.likeness, numbers[len(apart) :], strict=True))
+            return Trace(loss, self.stops, sketches, *shares, self.graph, apart, alike)
 
 
 def run_pass(
@@ -189,16 +223,25 @@ def run_pass(
         calls.open()
         _, loss = forward(model, x, y, loss_fn)
         calls.close()
+        shapes = {
+            key: (named.name, tuple(p.shape))
+            for key, named in names.parameters.items()
+            if (p := named.ref()) is not None
+        }
+        graph = read_graph(loss, collector.outputs, units.detached, shapes)
+        collector.outputs.clear()
+        units.makers.clear()
+        units.detached.clear()
         _backward(loss, model, everywhere=everywhere or collector.is_reentrant or _wants_grad(x))
     finally:
         calls.close()
         tap.detach()
     if errors:
         raise errors[0]
-    return _passed(names, loss, collector, units)
+    return _passed(names, loss, collector, units, graph)
 
 
-def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch) -> PassResult:
+def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch, graph: Graph) -> PassResult:
     """Everything that can be done while a GPU is still working on the pass."""
     reducer = collector.reducer
     owned = [(named.name, p) for named in names.parameters.values() if (p := named.ref()) is not None]
@@ -208,10 +251,17 @@ def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitW
         tables = reducer.take()
         reducer.forget()
         together = units.together()
+        alike = {name: found for name, p in owned if p.grad is not None and (found := _likeness(p)) is not None}
     for place, stop in collector.stops.items():
         _describe(stop, names, place.ref())
-    return PassResult(
-        names, loss.detach(), {stop.name: stop for stop in collector.stops.values()}, keys, tables, together
+    stops = {stop.name: stop for stop in collector.stops.values()}
+    return PassResult(names, loss.detach(), stops, keys, tables, together, graph, collector.differences, alike)
+
+
+def _likeness(parameter: nn.Parameter) -> Tensor | None:
+    grad = parameter.grad
+    return (
+        likeness(parameter, grad) if is_plain_tensor(parameter) and is_plain_tensor(grad) and grad is not None else None
     )
 
 
@@ -221,12 +271,14 @@ def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
     `everywhere`: not only along the paths to them. An analyzer may have added others, a batch may require a gradient,
     and a reentrant checkpoint rejects a backward pass along some paths only.
     """
+    if not loss.requires_grad:
+        return  # nothing gets a gradient, which is the verdict
     own = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if own and not everywhere:
         # torch skips other leaves by itself, faster than we could search for them.
         loss.backward(inputs=own)  # type: ignore[no-untyped-call]
         return
-    with _foreign_grads_kept(loss, model):
+    with foreign_grads_kept(loss, model.parameters()):
         loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -235,9 +287,9 @@ def _wants_grad(x: Any) -> bool:
 
 
 @contextmanager
-def _foreign_grads_kept(loss: Tensor, model: nn.Module) -> Iterator[None]:
-    """Gradients outside the model stay as they were: of the inputs, of a discriminator inside the loss."""
-    own = {id(parameter) for parameter in model.parameters()}
+def foreign_grads_kept(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Gradients of all but these stay as they were: of the inputs, of a discriminator inside the loss."""
+    own = {id(parameter) for parameter in parameters}
     foreign = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in own]
     for leaf, _ in foreign:
         leaf.grad = None

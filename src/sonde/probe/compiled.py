@@ -4,7 +4,10 @@ compiler."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -21,3 +24,14 @@ def num_compiled_frames() -> int:
     utils = sys.modules.get("torch._dynamo.utils")
     # `get`, because indexing a defaultdict would create an entry.
     return int(utils.counters.get("frames", {}).get("total", 0)) if utils is not None else 0
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Run compiled modules and functions as the Python code that they were compiled from: hooks see nothing inside
+    compiled code. Without the compiler loaded, nothing can be compiled."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

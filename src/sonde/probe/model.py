@@ -60,9 +60,10 @@ class NamedParameter:
 class ModelNames:
     """Looks modules and parameters up by identity; ids are reused, so each hit checks its reference."""
 
-    def __init__(self, model: nn.Module, *, prefix: str = "") -> None:
+    def __init__(self, model: nn.Module, *, prefix: str = "", is_inside: bool = False) -> None:
+        """`is_inside`: a wrapper's name belongs to the module that it wraps, instead of to the wrapper."""
         self.model = weakref.ref(model)
-        self.prefix = prefix
+        self.prefix, self.is_inside = prefix, is_inside
         self.choose: Callable[[NamedParameter], bool] = lambda _: True
         self.choose_place: Callable[[ModuleRef], bool] = lambda _: True
         self.places: dict[int, ModuleRef] = {}
@@ -79,7 +80,7 @@ class ModelNames:
         self.version += 1
         named = list(model.named_modules(remove_duplicate=False))  # once: it takes as long as all the rest
         root = _root_name(named)
-        fresh = dict(_places(named, root, self.prefix))
+        fresh = dict(_places(named, root, self.prefix, self.is_inside))
         self.places = {key: self._known(key, place) for key, place in fresh.items()} if self.places else fresh
         parameters = dict(_parameters(named, root, self.prefix))
         for parameter in parameters.values():
@@ -96,8 +97,8 @@ class ModelNames:
 
     def place(self, module: nn.Module) -> ModuleRef | None:
         place = self.places.get(id(module))
-        if place is not None:
-            return place if place.ref() is module else None
+        if place is not None or self.is_inside:
+            return place if place is not None and place.ref() is module else None
         # torch.compile(model) created after `watch`: the wrapper is called instead of the module inside.
         inner = child_of(module, "_orig_mod")
         return self.place(inner) if inner is not None else None
@@ -151,7 +152,7 @@ def _root_name(named: _Named) -> str:
     return next(name for name in ("model", "root", "the model") if name not in names)
 
 
-def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, ModuleRef]]:
+def _places(named: _Named, root: str, prefix: str, is_inside: bool) -> Iterator[tuple[int, ModuleRef]]:
     """Each module once, under its first name; the other names of a shared module are its aliases."""
     found: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, module in named:
@@ -163,7 +164,9 @@ def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Module
             continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
-            continue  # a wrapper and its module are one place, and the wrapper is the one that is always called
+            if not is_inside:
+                continue  # a wrapper and its module are one place, and the wrapper is the one that is always called
+            called = {other: name for other, name in called.items() if strip_wrappers(name) != stripped}
         called[key] = names[0]
     sites = unique_sites(list(called.values()))
     for number, (key, site) in enumerate(zip(called, sites, strict=True)):

@@ -41,9 +41,12 @@ class AttentionAnalyzer:
 
     needs_input_grads: ClassVar = False
 
-    def __init__(self, num_heads: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
-        """`num_heads` is read from the model if it says so; otherwise pass it."""
-        self.num_heads, self.thresholds = num_heads, thresholds
+    def __init__(
+        self, num_heads: int | None = None, *, thresholds: Thresholds = RELATIVE, full_entropy: bool = False
+    ) -> None:
+        """`num_heads` is read from the model if it says so; otherwise pass it. `full_entropy`: compute the entropy of
+        each head from every query of the batch, instead of from at most 32 queries of 2 samples."""
+        self.num_heads, self.thresholds, self.full_entropy = num_heads, thresholds, full_entropy
         self.metrics: TransformerMetrics | None = None
         self.report: FlowReport | None = None
         self._watch: _Watch | None = None
@@ -64,7 +67,8 @@ class AttentionAnalyzer:
     @contextmanager
     def watching(self, anatomy: ModelIndex) -> Iterator[Sequence[Observer]]:
         heads = HeadGradients(anatomy.attention, self.num_heads)
-        with AttentionCalls(anatomy.names, self.num_heads or common_heads(anatomy.attention)) as calls:
+        num_heads = self.num_heads or common_heads(anatomy.attention)
+        with AttentionCalls(anatomy.names, num_heads, is_full=self.full_entropy) as calls:
             self._watch = _Watch(anatomy, heads, calls, Stream(anatomy))
             yield (self._watch.stream.called,)
 
@@ -76,7 +80,9 @@ class AttentionAnalyzer:
         watch, self._watch = self._watch, None
         assert watch is not None
         self.metrics = watch.metrics(traces[0])
-        issues = [*transformer_issues(self.metrics), *attention_flow(watch.heads.found, traces[0])]
+        behind_gates = {layer.name for layer in layers if layer.route.region}
+        flow = attention_flow(watch.heads.found, traces[0], behind_gates)
+        issues = [*transformer_issues(self.metrics), *flow]
         return issues, {"transformer": self.metrics.as_dict()}
 
     def get_transformer_metrics(self) -> TransformerMetrics:

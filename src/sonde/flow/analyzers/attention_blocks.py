@@ -28,8 +28,9 @@ class Stream:
 
     def __init__(self, anatomy: ModelIndex) -> None:
         self._names = anatomy.names
+        self._attention = [part.layer for part in anatomy.attention]
         self._lists = [module for module in anatomy.modules if isinstance(module, nn.ModuleList | nn.Sequential)]
-        self._blocks = {id(block) for blocks in self._lists for block in blocks if block._modules}
+        self._blocks = {id(block) for blocks in self._lists for block in _blocks(blocks)}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}
         """A sample of each block's input and output."""
         self._shares: dict[str, float] = {}
@@ -64,21 +65,28 @@ class Stream:
         return {name: self._shares[name] for name in names if name in self._shares}
 
     def residual(self, trace: Trace) -> tuple[tuple[str, float], ...]:
-        """The longest sequence of similar modules in a list whose output has the shape of the input: the residual
-        stream."""
+        """The residual stream: the longest run of blocks in a list, all of one shape of input and output, of which some
+        hold attention. Stages of another width are another stream."""
         best: list[tuple[str, float]] = []
         for module in self._lists:
-            if len(module) < 2:
-                continue
-            found = []
-            for block in module:
+            runs: dict[tuple[int, ...], list[tuple[str, float]]] = {}
+            attends = False
+            for block in _blocks(module):
                 place = self._names.place(block)
                 grad = trace.get("actgrad", place.name) if place is not None else None
-                if place is not None and grad is not None and block._modules:
-                    found.append((place.name, grad.norm))
-            if len(found) > len(best):
-                best = found
+                stop = trace.stops.get(place.name) if place is not None else None
+                if stop is not None and grad is not None and stop.input_shape == stop.output_shape:
+                    runs.setdefault(stop.output_shape, []).append((stop.name, grad.norm))
+                    attends = attends or any(f"{name}.".startswith(f"{stop.name}.") for name in self._attention)
+            longest = max(runs.values(), key=len, default=[])
+            if attends and len(longest) > max(len(best), 1):
+                best = longest
         return tuple(best)
+
+
+def _blocks(listed: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a list that hold others. An entry may be None: Informer's list of downsampling layers has some."""
+    return (block for block in listed._modules.values() if block is not None and block._modules)
 
 
 def feed_forward_pairs(anatomy: ModelIndex) -> dict[str, tuple[str, str]]:

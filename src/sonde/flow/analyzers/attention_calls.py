@@ -35,8 +35,9 @@ class Seen:
 class AttentionCalls:
     """A context that collects while it is open. Uses no random numbers and changes no output."""
 
-    def __init__(self, names: ModelNames, num_heads: int | None) -> None:
-        self.num_heads = num_heads or 1
+    def __init__(self, names: ModelNames, num_heads: int | None, *, is_full: bool = False) -> None:
+        """`is_full`: use every query of every sample, instead of a few."""
+        self.num_heads, self.is_full = num_heads or 1, is_full
         self.seen: dict[str, Seen] = {}
         self.errors: list[Exception] = []
         self._taken: dict[str, Logits | Sample] = {}
@@ -115,6 +116,7 @@ class AttentionCalls:
                 is_causal=bool(given.get("is_causal", False)),
                 scale=given.get("scale"),
                 num_heads=self.num_heads,
+                is_full=self.is_full,
             )
         logits = args[0] if args else kwargs.get("input")
         if name != "softmax" or not isinstance(logits, Tensor) or not isinstance(out, Tensor) or out.ndim < 3:
@@ -122,7 +124,7 @@ class AttentionCalls:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         if dim not in (-1, out.ndim - 1) or out.shape[-1] < 2:
             return None
-        sample = sample_explicit(logits, out, self.num_heads if out.ndim == 3 else 1)
+        sample = sample_explicit(logits, out, self.num_heads if out.ndim == 3 else 1, is_full=self.is_full)
         # Copies: a view would keep all the attention's logits, and a model may change them in place.
         return replace(sample, logits=sample.logits.clone(), probabilities=sample.probabilities.clone())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from statistics import median
 from typing import Final
 
@@ -22,10 +22,12 @@ RESIDUAL: Final = 0.5
 CARRY: Final = 0.35
 """How much of its input a block passes on, in the median: 1 with a skip, 0.5 with a norm after it, else 0."""
 FFN_RATIO: Final = 30.0
-"""Gradient/weight of the second feed-forward layer over the first."""
+"""Gradient/weight of the second feed-forward layer over the first, or the other way round."""
 ATTENTION_FLOW: Final = 1e-3
 """Flow into the attention's projections over flow out of it."""
 LOW_ENTROPY: Final = 0.1
+UNIFORM: Final = 0.95
+"""From this mean entropy on, attention is nearly uniform."""
 
 
 def transformer_issues(metrics: TransformerMetrics) -> list[Issue]:
@@ -37,9 +39,10 @@ def _imbalance(m: AttentionMetrics) -> list[Issue]:
     q, k, v = m.query, m.key, m.value
     if not (q or k or v):
         return []
-    qk = max(q, k) / min(q, k) if min(q, k) > 0 else math.inf
+    qk = max(q, k) / min(q, k) if min(q, k) > 0 else math.inf if max(q, k) > 0 else 0.0
     against_v = max(q, k) / v if v > 0 else math.inf
-    behind_v = v / max(q, k) if max(q, k) > 0 else math.inf
+    # While attention is uniform, as at initialisation, queries and keys rightly get next to nothing.
+    behind_v = (v / max(q, k) if max(q, k) > 0 else math.inf) if m.entropy < UNIFORM else 0.0
     if qk <= QK_RATIO and against_v <= QK_RATIO * 10 and behind_v <= V_RATIO:
         return []
     worst = max(qk, against_v, behind_v)
@@ -81,8 +84,9 @@ def _collapse(m: AttentionMetrics) -> list[Issue]:
     ]
 
 
-def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
-    """Attention whose projections get next to nothing of the gradient at its output."""
+def attention_flow(found: Sequence[Attention], trace: Trace, behind_gates: Container[str]) -> list[Issue]:
+    """Attention whose projections get next to nothing of the gradient at its output. Not if a weight that is
+    still close to zero follows."""
     issues = []
     projections = {name for part in found for name, *_ in part.parameters.values()}
     others = [
@@ -93,9 +97,11 @@ def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
     ]
     typical = sorted(others)[len(others) // 2] if others else 0.0
     for part in found:
+        if any(name.rpartition(".")[0] in behind_gates for name, *_ in part.parameters.values()):
+            continue
         out = trace.get("actgrad", part.layer)
         inside = [trace.weight_ratio(name) for name, *_ in part.parameters.values()]
-        if out is not None and out.norm > 0 and typical > 0 and max(inside) < ATTENTION_FLOW * typical:
+        if out is not None and out.norm > 0 and typical > 0 and 0 < max(inside) < ATTENTION_FLOW * typical:
             issues.append(
                 Issue(
                     type="ATTN_BOTTLENECK",
@@ -148,14 +154,17 @@ def _ffn(metrics: TransformerMetrics) -> list[Issue]:
             type="FFN_BOTTLENECK",
             severity="MEDIUM",
             layer=name,
-            message=f"{name}: the second layer gets {ratio:.0f} times the gradient/weight of the first",
+            message=(
+                f"{name}: the {'second' if ratio > 1 else 'first'} layer gets {max(ratio, 1 / ratio):.0f} times the "
+                f"gradient/weight of the {'first' if ratio > 1 else 'second'}"
+            ),
             recommendation="\n".join(
                 f"nn.init.xavier_uniform_({as_code(weight)})" for weight in metrics.feed_forward_weights.get(name, ())
             )
             + f"  # in {name}: initialise both at the same scale, or add a norm between them",
             value=ratio,
-            healthy=f"below {FFN_RATIO:g}",
+            healthy=f"{1 / FFN_RATIO:.2g} to {FFN_RATIO:g}",
         )
         for name, ratio in metrics.feed_forward.items()
-        if ratio > FFN_RATIO
+        if not 1 / FFN_RATIO <= ratio <= FFN_RATIO
     ]

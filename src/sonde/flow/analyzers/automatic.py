@@ -24,21 +24,23 @@ def analyze(
     *,
     steps: int = 1,
     thresholds: Thresholds = RELATIVE,
+    full_entropy: bool = False,
 ) -> FlowReport:
-    """One report with everything the analyzers find in this model on this batch.
+    """One report with everything the analyzers find in this model on this batch. `full_entropy`: compute the entropy of
+    attention heads from every query, instead of from a sample.
 
     sonde.flow.analyze(model, x, y, nn.CrossEntropyLoss()).print_summary()
     """
     analyzer = FlowAnalyzer(model, thresholds=thresholds)
     anatomy = ModelIndex(model)
-    return analyzer.analyze_with(fitting(anatomy), x, y, loss_fn, steps, anatomy=anatomy)
+    return analyzer.analyze_with(fitting(anatomy, full_entropy=full_entropy), x, y, loss_fn, steps, anatomy=anatomy)
 
 
-def fitting(anatomy: ModelIndex) -> list[Analyzer]:
+def fitting(anatomy: ModelIndex, *, full_entropy: bool = False) -> list[Analyzer]:
     """The analyzers whose type of layer the model has."""
     found: list[Analyzer] = [StandardAnalyzer()]
     if anatomy.attention:
-        found.append(AttentionAnalyzer())
+        found.append(AttentionAnalyzer(full_entropy=full_entropy))
     if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in anatomy.modules):
         found.append(TemporalAnalyzer())
     return found

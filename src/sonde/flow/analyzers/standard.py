@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, ClassVar, Final
 
@@ -16,7 +15,7 @@ from torch import nn
 
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.judge import RELATIVE, Thresholds
+from sonde.flow.judge import RELATIVE, Thresholds, most_wait
 from sonde.flow.model_index import ModelIndex
 from sonde.flow.trace import Observer, Trace
 from sonde.schema.names import as_code
@@ -27,9 +26,10 @@ from sonde.show.flow.report import FlowReport
 DECAY: Final = -0.5
 """Log-slope per layer, from the output towards the input, below which gradients decay; below twice that severely."""
 LOST: Final = 0.01
-"""And less than this fraction of them is left at the input: a short network may lose half per layer and learn well."""
+"""And less than this fraction of them is left at the input: a short network may lose half per layer and learn well.
+Severe below a tenth of it."""
 COMPRESSION: Final = 0.25
-"""A layer whose output is narrower than this fraction of its input compresses."""
+"""A layer whose output has at most this fraction of its input's width compresses."""
 AMPLIFICATION: Final = 5.0
 """And it amplifies if the gradient at its input exceeds the one at its output by this factor, compared with other
 layers."""
@@ -75,8 +75,9 @@ class StandardAnalyzer:
 
     def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
         profile = depth_profile(layers)
-        slope = decay_slope(profile)
-        issues = [*_decay(slope, profile), *_bottlenecks(layers), *_variance(layers)]
+        trunk = depth_profile([layer for layer in layers if layer.route.place is not None])
+        slope = decay_slope(trunk)
+        issues = [*([] if most_wait(layers) else _decay(slope, trunk)), *_bottlenecks(layers), *_variance(layers)]
         return issues, {"depth_profile": [vars_of(point) for point in profile], "decay": slope}
 
     def get_layer_type_stats(self) -> dict[str, dict[str, float]]:
@@ -130,13 +131,14 @@ def decay_slope(profile: Sequence[DepthPoint]) -> float:
 
 
 def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
-    if slope >= DECAY or math.exp(slope * (len(profile) - 1)) > LOST:
+    left = math.exp(slope * (len(profile) - 1))
+    if slope >= DECAY or left > LOST:
         return []
     first = profile[0].layer
     return [
         Issue(
             type="DECAY",
-            severity="HIGH" if slope < 2 * DECAY else "MEDIUM",
+            severity="HIGH" if slope < 2 * DECAY and left < LOST / 10 else "MEDIUM",
             layer="",
             message=f"gradients shrink to {math.exp(slope):.0%} per layer on the way back to the input",
             recommendation=(
@@ -150,30 +152,34 @@ def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
 
 
 def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
-    """Gradient of the previous layer over the layer's own: the factor of the gradient on its way back through the
-    layer."""
-    leaves = [la for la in layers if la.is_leaf and la.metrics.grad_norm > 0]
+    """Gradient of the layer before over the layer's own: the factor of the gradient on its way back through the layer.
+    Known if its input comes from one layer that serves no other: a gate's gradient is not that of the experts."""
+    by_name = {la.name: la for la in layers if la.is_leaf and la.metrics.grad_norm > 0}
     factors = {
-        after.name: before.metrics.grad_norm / after.metrics.grad_norm
-        for before, after in pairwise(leaves)
-        if after.metrics.weight_norm > 0
+        la.name: by_name[la.route.source].metrics.grad_norm / la.metrics.grad_norm
+        for la in by_name.values()
+        if la.metrics.weight_norm > 0 and la.route.source in by_name
     }
-    if not factors:
-        return []
     found = []
-    for layer in leaves:
-        if layer.name not in factors or not layer.input_shape or not layer.output_shape:
+    for name, factor in factors.items():
+        widths = _widths(by_name[name])
+        if widths is None or widths[1] / max(widths[0], 1) > COMPRESSION:
             continue
-        if layer.output_shape[-1] / max(layer.input_shape[-1], 1) >= COMPRESSION:
-            continue
-        typical = max(1.0, median([f for name, f in factors.items() if name != layer.name] or [1.0]))
-        if factors[layer.name] > AMPLIFICATION * typical:
-            found.append(_bottleneck(layer, factors[layer.name]))
+        typical = max(1.0, median([f for other, f in factors.items() if other != name] or [1.0]))
+        if factor > AMPLIFICATION * typical:
+            found.append(_bottleneck(by_name[name], widths, factor))
     return found
 
 
-def _bottleneck(layer: Layer, factor: float) -> Issue:
-    wide, narrow = layer.input_shape[-1], layer.output_shape[-1]
+def _widths(layer: Layer) -> tuple[int, int] | None:
+    """Channels of input and output."""
+    taken, given = layer.input_shape, layer.output_shape
+    dim = 1 if layer.type.startswith("Conv") and min(len(taken), len(given)) > 2 else -1
+    return (taken[dim], given[dim]) if taken and given else None
+
+
+def _bottleneck(layer: Layer, widths: tuple[int, int], factor: float) -> Issue:
+    wide, narrow = widths
     middle = round((wide * narrow) ** 0.5)
     return Issue(
         type="BOTTLENECK",

@@ -21,7 +21,9 @@ from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.model_index import ModelIndex
 from sonde.flow.step_gradients import TimeWatch
-from sonde.flow.trace import Observer, Trace
+from sonde.flow.trace import Observer, Trace, foreign_grads_kept
+from sonde.probe.compiled import run_eagerly
+from sonde.probe.preserve import all_preserved, modules_within
 from sonde.schema.names import as_code
 from sonde.show.flow.issue import Issue
 from sonde.show.flow.metrics import Layer
@@ -34,6 +36,8 @@ WARNING: Final = 0.1
 """Change of the logarithm per time step, either way."""
 CRITICAL: Final = 0.3
 SHORT: Final = 5
+ENOUGH: Final = 0.5
+"""A gradient that reaches this fraction of the time steps may shrink on its way."""
 
 
 class TemporalAnalyzer:
@@ -96,7 +100,8 @@ class TemporalAnalyzer:
         A cell may return (output, hidden), or an LSTM's (h, c).
         """
         grads: dict[int, float] = {}
-        with torch.enable_grad():
+        nothing = nn.Identity()
+        with torch.enable_grad(), run_eagerly(), all_preserved(nothing, cell), all_preserved(nothing, loss_fn):
             output: Any = None
             for t, x in enumerate(inputs):
                 sample = x.detach().clone().requires_grad_(True) if x.is_floating_point() else x
@@ -107,12 +112,10 @@ class TemporalAnalyzer:
                     result if isinstance(result, tuple) and not _is_state(cell, result) else (result, result)
                 )
             prediction = output[0] if isinstance(output, tuple) else output
-            wanted = [p for p in getattr(cell, "parameters", list)() if p.requires_grad]
+            own = [parameter for module in modules_within(cell) for parameter in module.parameters()]
             loss = loss_fn(prediction, targets)
-            saved = [(p, p.grad) for p in wanted]
-            loss.backward()
-            for parameter, grad in saved:
-                parameter.grad = grad
+            with foreign_grads_kept(loss, own):
+                loss.backward()
         self.metrics[name] = TemporalMetrics.of(name, [grads.get(t, 0.0) for t in range(len(inputs))])
         return self.metrics[name]
 
@@ -188,22 +191,27 @@ def _memory(profile: Any) -> int:
 
 
 def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Issue]:
-    """Issues in the profile of a layer."""
+    """Issues in the profile of a layer. A gradient that shrinks is judged by its reach: a layer as torch initialises it
+    reaches eight to ten steps back, which is enough for a short sequence, and too little for a long one."""
     num_steps, rate, name = len(metrics.profile), metrics.decay_rate, metrics.layer
     if num_steps < MIN_STEPS:
         return []
     found = []
     kind, code = types.get(name, ""), as_code(name)
-    if rate < -WARNING and metrics.effective_memory < num_steps:
+    memory = metrics.effective_memory
+    if rate < -WARNING and memory < ENOUGH * num_steps:
         found.append(
             Issue(
                 type="VANISHING_TEMPORAL",
-                severity="CRITICAL" if rate < -CRITICAL else "MEDIUM",
+                severity="CRITICAL" if rate < -CRITICAL and memory < SHORT else "MEDIUM",
                 layer=name,
-                message=f"{name}: the gradient shrinks to {math.exp(rate):.0%} per step back in time",
+                message=(
+                    f"{name}: the loss reaches {memory} of {num_steps} time steps; the gradient shrinks to "
+                    f"{math.exp(rate):.0%} per step back in time"
+                ),
                 recommendation=_longer_memory(kind, code),
                 value=rate,
-                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
+                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}, or at least {ENOUGH:.0%} of the steps",
             )
         )
     if rate > WARNING:
@@ -221,15 +229,15 @@ def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Iss
                 healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
             )
         )
-    if metrics.effective_memory < SHORT and num_steps >= 2 * SHORT:
+    if memory < SHORT and num_steps >= 2 * SHORT:
         found.append(
             Issue(
                 type="SHORT_MEMORY",
                 severity="HIGH",
                 layer=name,
-                message=f"{name}: only {metrics.effective_memory} of {num_steps} time steps reach the loss",
+                message=f"{name}: only {memory} of {num_steps} time steps affect the loss",
                 recommendation=_longer_memory(kind, code),
-                value=float(metrics.effective_memory),
+                value=float(memory),
                 healthy=f"at least {SHORT}",
             )
         )

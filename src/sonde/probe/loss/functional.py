@@ -30,7 +30,7 @@ class CallSink(Protocol):
     def function_called(
         self, name: str, place: ModuleRef, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        """`name` is one of relu, tanh, sigmoid, softmax, attention; the module at `place` called it."""
+        """`name` is one of relu, clamp, tanh, sigmoid, softmax, attention, detach; the module at `place` called it."""
 
 
 _taps: list[CallTap] = []
@@ -45,8 +45,17 @@ TARGETS: Final = (
         for name in ("relu", "tanh", "sigmoid", "softmax")
         for holder in (nn.functional, torch, Tensor)
     ),
+    *((holder, "relu_", "relu") for holder in (nn.functional, torch, Tensor)),
+    (nn.functional, "relu6", "relu"),
+    *(
+        (holder, name, "clamp")
+        for name in ("clamp", "clip", "clamp_min", "clamp_", "clip_", "clamp_min_")
+        for holder in (torch, Tensor)
+    ),
+    *((holder, "detach", "detach") for holder in (torch, Tensor)),
     (nn.functional, "scaled_dot_product_attention", "attention"),
 )
+ACTIVATIONS: Final = ("relu", "tanh", "sigmoid", "softmax", "attention")
 
 
 class CallTap:
@@ -126,7 +135,8 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         _depth.value = 1
         try:
             out = original(*args, **kwargs)
-            for tap in tuple(_taps):
+            # Our own hooks detach, too; they run without gradients.
+            for tap in tuple(_taps) if name != "detach" or torch.is_grad_enabled() else ():
                 if tap.only is None or name in tap.only:
                     tap.seen(name, args, kwargs, out)
         finally:

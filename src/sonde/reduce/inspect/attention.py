@@ -64,10 +64,10 @@ def _four_dimensional(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if tensor.ndim == 4 else tensor.flatten(0, tensor.ndim - 4)
 
 
-def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -> Sample:
-    """From the input and output of a softmax over the last dimension."""
+def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1, *, is_full: bool = False) -> Sample:
+    """From the input and output of a softmax over the last dimension. `is_full`: all of it."""
     s, p = (_four_dimensional(tensor.detach(), num_heads) for tensor in (logits, probabilities))
-    batch, heads, queries = _steps(s.shape[0], s.shape[1], s.shape[2], s.shape[3], s.device)
+    batch, heads, queries = (1, 1, 1) if is_full else _steps(s.shape[0], s.shape[1], s.shape[2], s.shape[3], s.device)
     take = (slice(None, None, batch), slice(None, None, heads), slice(None, None, queries))
     return Sample(s[take].float(), p[take].float(), queries, s.shape[2])
 
@@ -80,12 +80,19 @@ def sample_fused(
 
 
 def fused_logits(
-    query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    num_heads: int = 1,
+    is_full: bool = False,
 ) -> Logits:
-    """The first half of `sample_fused`: everything that needs the queries and keys themselves."""
+    """The first half of `sample_fused`: everything that needs the queries and keys themselves. `is_full`: of all."""
     q, k = (_four_dimensional(tensor.detach(), num_heads) for tensor in (query, key))
     num_queries, num_keys = q.shape[2], k.shape[2]
-    batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys, q.device)
+    batch, heads, queries = (1, 1, 1) if is_full else _steps(q.shape[0], q.shape[1], num_queries, num_keys, q.device)
     k = k[::batch]
     if k.shape[1] != q.shape[1]:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch import nn
 
 from sonde.probe.compiled import has_compiled_parts, num_compiled_frames
-from sonde.probe.loss.functional import CallTap
+from sonde.probe.loss.functional import ACTIVATIONS, CallTap
 from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.session.inspect.attention import AttentionInspection
@@ -41,7 +41,7 @@ class Inspection:
         self.calls: dict[str, tuple[int, int]] = {}
         """name -> (order of its first call, calls) in the first inspected forward pass."""
         self.num_trainable = 0
-        self._functions = CallTap(names, self, on_error)
+        self._functions = CallTap(names, self, on_error, only=ACTIVATIONS)
         self._units = UnitInspection(names)
         self._attention = AttentionInspection()
         self._recurrence = RecurrenceInspection(on_error)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import WORDS
 from sonde.show.flow.result import FlowResult
 from sonde.show.term.number import counted
 
@@ -64,7 +65,9 @@ def _summary(report: FlowResult, limit: int | None = 5, more: str = "report.prin
     lines: list[RenderableType] = [head]
     if len(report.layers) <= 120:
         lines.append(
-            Text.assemble(("input ", "dim"), pressure_line(report), (" output   pressure along the depth", "dim"))
+            Text.assemble(
+                ("input ", "dim"), pressure_line(report), (" output   pressure (gradient size) along the depth", "dim")
+            )
         )
     if report.issues:
         lines.append(_issues(report, limit, more))
@@ -74,7 +77,7 @@ def _summary(report: FlowResult, limit: int | None = 5, more: str = "report.prin
 
 
 def _layers(report: FlowResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=WORDS, caption_justify="left")
     for name in ("layer", "type"):
         table.add_column(name, overflow="fold")
     is_moving = any(layer.metrics.velocity for layer in report.layers)  # known only after several passes

@@ -10,7 +10,7 @@ from sonde.diagnose.finding import Severity
 IssueType = Literal[
     "VANISHING", "EXPLODING", "BOTTLENECK", "DECAY", "VANISHING_TEMPORAL", "EXPLODING_TEMPORAL", "SHORT_MEMORY",
     "ATTN_BOTTLENECK", "FFN_BOTTLENECK", "QKV_IMBALANCE", "RESIDUAL_DECAY", "LAYER_VARIANCE", "DEAD", "SATURATED",
-    "NUMERICAL",
+    "NUMERICAL", "UNUSED", "RANK_COLLAPSE", "SYMMETRIC",
 ]  # fmt: skip
 IssueSeverity = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 
@@ -21,6 +21,8 @@ LEVELS: Final[dict[IssueSeverity, Severity]] = {
 }  # fmt: skip
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
 """Points that an issue subtracts from a score of 100."""
+CAP: Final[dict[IssueSeverity, float]] = {"LOW": 100.0, "MEDIUM": 100.0, "HIGH": 75.0, "CRITICAL": 49.0}
+"""The highest score of a model with such an issue: one severe issue must not drown in the mean of many layers."""
 MEANINGS: Final[dict[IssueType, str]] = {
     "VANISHING": "Gradients too small to learn from, compared with the rest of the model.",
     "EXPLODING": "Gradients far larger than in the rest of the model.",
@@ -37,6 +39,9 @@ MEANINGS: Final[dict[IssueType, str]] = {
     "DEAD": "Units that output zero for every input, or layers without any gradient.",
     "SATURATED": "Units at the flat ends of their activation.",
     "NUMERICAL": "NaN or infinity.",
+    "UNUSED": "Layers that do not run, or whose output does not affect the loss.",
+    "RANK_COLLAPSE": "The outputs of different samples or tokens become nearly the same.",
+    "SYMMETRIC": "Units with equal weights and equal gradients, which stay copies of one another.",
 }
 
 

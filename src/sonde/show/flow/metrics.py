@@ -8,6 +8,11 @@ from typing import Any, Final, Literal
 from sonde.show.flow.issue import Issue
 
 Status = Literal["HEALTHY", "WARNING", "CRITICAL"]
+WORDS: Final = (
+    "pressure: gradient size (mean; max: largest; relative: compared with the output). turbulence: how uneven it is. "
+    "velocity: how much it changes between micro-batches. grad/weight: change per unit of learning rate."
+)
+"""The terms of the Gradient Flow Toolkit in plain words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,29 @@ WELL: Final = LayerHealth(score=100.0, status="HEALTHY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way of the gradient from the loss to a layer."""
+
+    is_connected: bool = True
+    """Whether the layer's output reaches the loss."""
+    is_detached: bool = False
+    """Whether it was detached instead."""
+    place: int | None = 0
+    """Its place among the layers that everything passes on the way to the loss; None for a layer of a branch."""
+    is_waiting: bool = False
+    """Whether no gradient arrives because a weight on every way is still zero, as a zero initialisation leaves it."""
+    region: str = ""
+    """The last weight on the way that is close to zero. Layers before one weight are compared with one another."""
+    source: str = ""
+    """The layer that it gets its input from, if that is a single one and serves no other layer."""
+    used_by: tuple[str, ...] = ()
+    """The layers that use its output; "" is the loss."""
+
+
+DIRECT: Final = Route()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One module of the model, in the order of the forward pass."""
 
@@ -77,13 +105,16 @@ class Layer:
     is_leaf: bool = True
     is_trainable: bool = True
     """Whether any of the layer's own parameters requires a gradient."""
+    route: Route = DIRECT
+    silent_where: str = ""
+    """The call of a rectifier that has the silent units, if the layer calls several."""
 
     def judged(self, health: LayerHealth) -> Layer:
         """A copy of the layer with this health. `dataclasses.replace` would take three times as long."""
         return Layer(
             name=self.name, type=self.type, order=self.order, metrics=self.metrics, health=health,
             num_parameters=self.num_parameters, input_shape=self.input_shape, output_shape=self.output_shape,
-            is_leaf=self.is_leaf, is_trainable=self.is_trainable,
+            is_leaf=self.is_leaf, is_trainable=self.is_trainable, route=self.route, silent_where=self.silent_where,
         )  # fmt: skip
 
 

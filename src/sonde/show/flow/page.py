@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from sonde.show.flow.issue import Issue
-from sonde.show.flow.metrics import Layer
+from sonde.show.flow.metrics import WORDS, Layer
 from sonde.show.flow.result import FlowResult
 from sonde.show.term.number import counted
 
@@ -131,7 +131,8 @@ def _issue(issue: Issue) -> str:
 def _table(report: FlowResult, is_alive: bool) -> str:
     names = (f'<button type="button">{name}</button>' if is_alive else name for name in _COLUMNS)
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, report.layers))}</tbody></table>"
+    words = f'<p class="soft">{escape(WORDS)}</p>'
+    return f"{words}<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, report.layers))}</tbody></table>"
 
 
 def _row(layer: Layer) -> str:

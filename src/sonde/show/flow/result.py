@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.errors import UnknownNameError
-from sonde.show.flow.issue import PENALTY, SEVERITIES, Issue, IssueSeverity
+from sonde.show.flow.issue import CAP, PENALTY, SEVERITIES, Issue, IssueSeverity
 from sonde.show.flow.metrics import Layer, Status, status_of
 from sonde.show.term.number import counted
 
@@ -39,13 +39,15 @@ class FlowResult:
     @property
     def health(self) -> float:
         """The model's score: the mean of the worst tenth of its layers (at least one), minus penalties for the model.
+        With an issue of severity HIGH it is at most 75, which is not healthy; with a CRITICAL one at most 49.
 
         It rates one batch, as documented by the Gradient Flow Toolkit; `Run.health()` is a different score for a run.
         """
         scores = sorted(layer.health.score for layer in self.layers)
         worst = scores[: max(1, len(scores) // 10)]
         score = sum(worst) / len(worst) if worst else 100.0
-        return max(0.0, score - sum(PENALTY[issue.severity] for issue in self.model_issues))
+        score -= sum(PENALTY[issue.severity] for issue in self.model_issues)
+        return max(0.0, min([score, *(CAP[issue.severity] for issue in self.issues)]))
 
     @property
     def status(self) -> Status:
