@@ -5,7 +5,7 @@ training   a small MLP, watched with default settings and one scalar in every te
 dashboard  the server of `sonde ui` on a folder of runs, one of them being written, with eight clients that request what
            its pages request, as fast as they are answered. Samples over --minutes.
 
-Writes benchmarks/results/memory.md. Each part is a process of its own. Training grows twice: when the writer's
+Writes benchmarks/results/memory.md. Each part is a separate process. Training grows twice: when the writer's
 libraries are imported, and when the first Parquet segment is sealed and condensed, for the code that this loads.
 """
 
@@ -63,14 +63,14 @@ if folder:
 
 
 def train(folder: Path | None, steps: int) -> list[list[int]]:
-    """[step, resident bytes, bytes of its own, descriptors] for each sample."""
+    """[step, resident bytes, unique bytes, descriptors] for each sample."""
     command = [sys.executable, "-c", TRAIN, str(folder or ""), str(steps), str(steps // NUM_SAMPLES)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]
 
 
 def serve(folder: Path, minutes: float, steps: int) -> tuple[list[list[float]], int]:
-    """[seconds, resident bytes, bytes of its own, descriptors] for each sample, and the number of answers."""
+    """[seconds, resident bytes, unique bytes, descriptors] for each sample, and the number of answers."""
     command = [sys.executable, "-c", TRAIN, str(folder), str(steps), str(steps)]
     with sonde_ui(folder) as server:
         writer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -123,7 +123,7 @@ def as_markdown(found: dict[str, Any]) -> str:
     machine = found["machine"]
     made = f"Made by `{found['command']}` on {machine['date']}, commit `{machine['commit']}`: "
     made += f"{machine['machine']['cores']} cores, torch {machine['versions']['torch']}. "
-    made += "MiB resident (MiB of the process's own) and open descriptors."
+    made += "MiB resident (MiB unique to the process) and open descriptors."
     lines = [
         "# Memory over time",
         "",
