@@ -14,7 +14,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmean, nanstd
 from sonde.diagnose.measures.data import MIN_SEEN, is_regression, seen
 from sonde.diagnose.measures.loss import Learned, held_out, learned
-from sonde.diagnose.measures.model import structure
+from sonde.diagnose.measures.model import adapters, structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import counted, number, percent
 from sonde.schema.window import Window
@@ -22,7 +22,9 @@ from sonde.schema.window import Window
 POOR: Final = 0.75
 """Final loss relative to a constant prediction. In a healthy run, noise can leave half of it."""
 POOR_AND_SMALL: Final = 0.6
-"""The same for a small model: no hidden layer, or one with fewer units than there are classes."""
+"""The same for a model without a hidden layer."""
+POOR_AND_NARROW: Final = 0.5
+"""The same for one with a hidden layer that is narrower than its outputs need: they cannot vary independently."""
 UNLEARNED: Final = 0.97
 """The same for a model whose outputs have the shape of its inputs: an autoencoder cannot reproduce noise, and a
 denoiser cannot predict it, so most of the loss may remain."""
@@ -48,7 +50,7 @@ def underfitting(window: Window) -> Iterator[Found]:
     held = held_out(window)
     if _gained(state) > STILL_FALLING or _outlook(state) > PROMISING:
         return
-    enough = UNLEARNED if _reconstructs(window) else POOR_AND_SMALL if _is_small(window) else POOR
+    enough = _enough(window)
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
     size = _size(window)
@@ -88,10 +90,19 @@ def _outlook(state: Learned) -> float:
     return -slope * len(state.values) / state.guessing if -slope > CERTAIN * error else 0.0
 
 
-def _is_small(window: Window) -> bool:
-    matrices = structure(window).matrices
-    num_classes = seen(window, "data/output/width").typical
-    return len(matrices) == 1 or any(p.shape[0] < num_classes - 1 for p in matrices[:-1])
+def _enough(window: Window) -> float:
+    """The loss, relative to a constant prediction's, that such a model should reach. Adapters are narrow by design,
+    and add to weights that are not."""
+    known = structure(window)
+    if _reconstructs(window):
+        return UNLEARNED
+    if adapters(window) or any(p.is_lora for p in known.parameters):
+        return POOR
+    # The probabilities of classes add up to one, so they have one degree of freedom less.
+    needed = seen(window, "data/output/width").typical - (not is_regression(window))
+    if any(p.shape[0] < needed for p in known.matrices[:-1]):
+        return POOR_AND_NARROW
+    return POOR_AND_SMALL if len(known.matrices) == 1 else POOR
 
 
 def _reconstructs(window: Window) -> bool:
