@@ -41,7 +41,7 @@ ALIKE: Final = 0.1
     references=("Zhang et al. 2017, Understanding deep learning requires rethinking generalization",),
 )
 def label_shuffling(window: Window) -> Iterator[Found]:
-    """Labels do not fit their inputs: what the model learns does not carry over to validation, or nothing is learned."""
+    """Labels do not fit their inputs: what is learned does not carry over to validation, or nothing is learned."""
     if not is_classification(window):
         return
     if (unrelated := _unrelated(window)) is not None:

@@ -91,7 +91,7 @@ def _starts_same(window: Window, weight: Parameter) -> bool:
 
 def _start_at_zero(window: Window, weights: list[Parameter]) -> list[Parameter]:
     """Most layers, if they start with zeros: biases tell their units apart, but neither the signal nor the gradient
-    gets through two of them in a row. A single one, such as a head or the end of a residual branch, may start with zeros."""
+    gets through two of them in a row. A single one may start so, such as a head or the end of a residual branch."""
     loss = learned(window)
     zero = [weight for weight in weights if weight.shape[0] > 1 and _is_zero(window, weight)]
     is_most = len(zero) >= 2 and 2 * len(zero) > len(weights)
