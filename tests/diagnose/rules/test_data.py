@@ -63,11 +63,13 @@ class TestLabelShuffling:
             {"update/0.weight/norm": 1e-4, "update/2.weight/norm": 1e-4},
             {"data/output/accuracy": 0.4},
             {"data/output/batch_std": 0.0},
+            {"data/target/shift": 1.0},
         ],
-        ids=["gradients agree", "it has hardly moved", "often right", "constant outputs"],
+        ids=["gradients agree", "it has hardly moved", "often right", "constant outputs", "a language model"],
     )
     def test_what_else_keeps_a_loss_near_guessing(self, change: Mapping[str, object]) -> None:
         assert not list(label_shuffling(window(MODEL, stuck(120), {**self.NOISE, **change})))
+        assert not list(label_shuffling(window(MODEL, falling(120, 2.3, 2.1), self.NOISE))), "still falling"
 
     def test_a_model_that_learns_nothing_at_all_is_not_blamed_on_labels(self) -> None:
         assert not list(label_shuffling(with_validation(stuck(100), [2.31, 2.31, 2.31, 2.31], TEN, acc=0.1)))

@@ -75,7 +75,7 @@ def test_what_noise_leaves_is_not_underfitting() -> None:
 
 def test_a_small_model_is_suspected_earlier() -> None:
     assert list(underfitting(window(stack("Linear 8 10"), stuck(100, 1.6), SEEN)))
-    assert list(underfitting(window(stack("Linear 8 2", "ReLU", "Linear 2 10"), stuck(100, 1.3), SEEN)))
+    assert list(underfitting(window(stack("Linear 8 2", "ReLU", "Linear 2 10"), stuck(100, 1.6), SEEN)))
 
 
 def test_adapters_are_narrow_by_design() -> None:

@@ -80,6 +80,7 @@ def test_targets_below_outputs_that_never_cross_zero_are_out_of_reach() -> None:
     targets = {**NUMBERS, "data/target/min": -3.0, "data/target/max": 3.0}
     assert judge("mse_loss", {**targets, **shy})
     assert not judge("mse_loss", {**targets, **shy, "data/output/max": 0.05}), "all outputs are near the mean"
+    assert not judge("mse_loss", {**targets, **shy, "data/target/min": 0.0}), "no target is below 0"
 
 
 def test_small_positive_logits_are_no_sigmoid() -> None:

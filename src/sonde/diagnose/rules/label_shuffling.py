@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.data import MIN_SEEN, is_classification, seen
+from sonde.diagnose.measures.data import MIN_SEEN, is_classification, is_language_model, seen
 from sonde.diagnose.measures.loss import HeldOut, held_out, learned
 from sonde.diagnose.measures.motion import motion
+from sonde.diagnose.measures.outlook import is_improving
 from sonde.diagnose.measures.readings import nearest
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, percent
@@ -81,6 +82,8 @@ def _unrelated(window: Window) -> Found | None:
     """Nothing that the model could learn has shown up, although it moves, tells its inputs apart and gets gradients."""
     loss, moved = learned(window), motion(window)
     if loss is None or moved is None or len(loss.values) < MIN_STEPS or not loss.guessing > 0:
+        return None
+    if is_language_model(window) or is_improving(loss):
         return None
     left, cosines = loss.end / loss.guessing, seen(window, "model/model/grad_cosine")
     if not NEAR[0] < left < NEAR[1] or not loss.best > NEAR[0] * loss.guessing or len(cosines) < MIN_SEEN:

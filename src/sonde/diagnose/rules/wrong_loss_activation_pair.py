@@ -290,7 +290,12 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
     if _is_squashed(window):
         return 0.0, 1.0
     highs = seen(window, "data/output/max")
-    is_filled = len(highs) >= MANY_SEEN and ends.high >= PRESSING and 0 <= ends.low <= 1 - PRESSING
+    is_filled = (
+        ends.loss not in REGRESSIONS  # numbers to be predicted may themselves be between 0 and 1
+        and len(highs) >= MANY_SEEN
+        and ends.high >= PRESSING
+        and 0 <= ends.low <= 1 - PRESSING
+    )
     is_pressing = (highs.typical >= PRESSING or is_filled) and ends.high <= 1
     if is_pressing and ends.low >= 0:
         return 0.0, 1.0
@@ -347,12 +352,12 @@ def _floor(window: Window, ends: Ends) -> tuple[float, float]:
         return 0.0, inf
     is_shy = ends.low > 0 and lows.late < CLOSE and ends.high <= 1 and len(lows) >= MANY_SEEN
     if is_shy and float((highs.values - lows.values).max()) > SPREAD * ends.target_std:
-        return 0.0, 1.0
+        return 0.0, inf
     return -inf, inf
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (by a ReLU on the output)"
+    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (as by a ReLU on the output)"
 
 
 def _odd_targets(window: Window, ends: Ends) -> Verdict | None:
