@@ -212,7 +212,9 @@ def diagnosis() -> str:
     words = f"The same programs under other rule sets, re-implemented with their published thresholds:\n\n{compared}"
     error = report["calibration"]["held out"]["expected calibration error"]
     sure = f"On the held-out part, the stated confidence is off by {error:.2f} on average (expected calibration error)."
-    return f"{table(heads, rows)}\n\n{sure}\n\n{words}"
+    left = report["skipped"]["not recorded"]
+    missing = f" {left} programs were not run for this report." if left else ""
+    return f"{table(heads, rows)}\n\n{sure}{missing}\n\n{words}"
 
 
 def _parts(scores: dict[str, Any]) -> list[tuple[str, Any]]:

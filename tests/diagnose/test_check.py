@@ -141,6 +141,7 @@ def some_rules(monkeypatch: pytest.MonkeyPatch) -> None:
         "inferred": Rule("inferred", Severity.WARNING, (), (), (), nothing),
         "one": Rule("one", Severity.WARNING, (), ("another",), (), nothing),
         "another": Rule("another", Severity.WARNING, (), ("one",), (), nothing),
+        "alike": Rule("alike", Severity.WARNING, (), (), (), nothing, like="inferred"),
         **{f"ring{i}": Rule(f"ring{i}", Severity.WARNING, (), (f"ring{(i + 1) % 3}",), (), nothing) for i in range(3)},
     }
     for name, rule in known.items():
@@ -159,6 +160,11 @@ def test_what_is_measured_stays_a_warning_and_what_is_inferred_becomes_a_remark(
     found = {f.rule: f for f in ranked([a_finding("cause"), a_finding("measured"), a_finding("inferred")])}
     assert found["measured"].severity == "warning"
     assert found["inferred"].severity == "info"
+
+
+@pytest.mark.usefixtures("some_rules")
+def test_what_explains_a_finding_explains_one_that_is_like_it() -> None:
+    assert [f.rule for f in ranked([a_finding("alike"), a_finding("cause")])[0].cause_of] == ["alike"]
 
 
 @pytest.mark.usefixtures("some_rules")
@@ -185,7 +191,7 @@ def test_a_ring_of_causes_has_a_root_all_the_same() -> None:
 
 @pytest.mark.parametrize(
     "cause",
-    ["adam_epsilon_dominates", "optimizer_missing_params", "clip_too_tight", "lr_decay_too_fast", "init_scale"],
+    ["adam_epsilon_dominates", "optimizer_missing_params", "clip_too_tight", "lr_decay_too_fast", "lr_too_low"],
 )
 def test_the_short_memory_of_a_recurrent_layer_that_never_trained_is_a_symptom(cause: str) -> None:
     assert cause in all_rules()

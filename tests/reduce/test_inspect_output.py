@@ -53,7 +53,9 @@ def test_distributions_are_recognised(dtype):
     columns = numbers(inspect_output(out.softmax(0).to(dtype)))
     assert (rows["is_distribution"], rows["is_log_distribution"], rows["column_distribution"]) == (1, 0, 0)
     assert (logs["is_distribution"], logs["is_log_distribution"], logs["column_distribution"]) == (0, 1, 0)
+    log_columns = numbers(inspect_output(out.log_softmax(0).to(dtype)))
     assert (columns["is_distribution"], columns["column_distribution"]) == (0, 1)
+    assert (log_columns["is_log_distribution"], log_columns["column_distribution"]) == (0, 1)
 
 
 def test_the_entropy_of_a_distribution_is_its_own():

@@ -85,8 +85,10 @@ def _explains(cause: Finding, other: Finding) -> bool:
 
 
 def _may_explain(cause: Finding, other: Finding) -> bool:
-    causes = RULES[cause.rule].causes if cause.rule in RULES else ()
-    return other.rule in causes and cause.severity >= "warning"
+    if cause.rule not in RULES or cause.severity < "warning":
+        return False
+    known = RULES.get(other.rule)
+    return RULES[cause.rule].explains(known) if known is not None else other.rule in RULES[cause.rule].causes
 
 
 def _demoted(finding: Finding) -> Finding:

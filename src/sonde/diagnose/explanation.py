@@ -102,7 +102,7 @@ def explain(found: Diagnosis, finding: Finding) -> Explanation:
     """Explain one finding of a diagnosis."""
     rules = all_rules()
     own = rules.get(finding.rule)
-    causes = [rule for rule in rules.values() if finding.rule in rule.causes]
+    causes = [rule for rule in rules.values() if finding.rule in rules and rule.explains(rules[finding.rule])]
     near = [rule for rule in rules.values() if rule not in causes and rule is not own and _shares_series(rule, finding)]
     alternatives = [
         *(_alternative(found, finding, rule, is_cause=True) for rule in causes),

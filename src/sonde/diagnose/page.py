@@ -136,7 +136,7 @@ findings are counted, and shown with `--all`."""
 
 
 def _related(rule: Rule) -> str:
-    causes = sorted(other.name for other in all_rules().values() if rule.name in other.causes)
+    causes = sorted(other.name for other in all_rules().values() if other.explains(rule))
     lines = []
     if causes:
         lines.append(f"Often a consequence of {_links(causes)}.")

@@ -50,10 +50,16 @@ class Rule:
     is_measured: bool = False
     """Whether a finding keeps its severity when its cause is known. Measured faults (dead units, vanishing gradients)
     exist whatever their cause; inferred ones (a learning rate too low) are mostly wrong once a cause is known."""
+    like: str = ""
+    """The name of another rule: what explains its findings explains these, too."""
 
     @property
     def meaning(self) -> str:
         return (self.function.__doc__ or "").strip()
+
+    def explains(self, other: Rule) -> bool:
+        """Whether this fault may be the cause of another."""
+        return other is not self and (other.name in self.causes or other.like in self.causes)
 
     def __call__(self, window: Window) -> Iterator[Finding]:
         for found in self.function(window):
@@ -82,6 +88,7 @@ def rule(
     causes: tuple[str, ...] = (),
     references: tuple[str, ...] = (),
     is_measured: bool = False,
+    like: str = "",
 ) -> Callable[[RuleFunction], Rule]:
     """Register a rule under its function's name. The first line of its docstring says what is wrong.
 
@@ -94,7 +101,7 @@ def rule(
     def register(function: RuleFunction) -> Rule:
         name = function.__name__
         assert name not in RULES, f"two rules named {name}"
-        RULES[name] = Rule(name, Severity(severity), needs, causes, references, function, is_measured)
+        RULES[name] = Rule(name, Severity(severity), needs, causes, references, function, is_measured, like)
         return RULES[name]
 
     return register

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from sonde.diagnose.check import check
 from sonde.diagnose.rule import Rule
 from sonde.diagnose.rules.class_imbalance import class_imbalance
 from sonde.diagnose.rules.data_duplication import data_duplication
@@ -45,6 +46,31 @@ class TestLabelShuffling:
         series = {**TEN, "data/output/batch_std": 0.0}
         assert not list(label_shuffling(with_validation(falling(100, 2.6, 1.9), [2.31, 2.35, 2.5, 2.7], series)))
 
+    NOISE: Mapping[str, object] = {
+        **TEN, "data/output/accuracy": 0.12, "model/model/grad_cosine": 0.02,
+        "update/0.weight/norm": 0.02, "update/2.weight/norm": 0.02, "param/0.weight/norm": 4, "param/2.weight/norm": 4,
+    }  # fmt: skip
+
+    def test_a_model_that_moves_without_ever_finding_anything(self) -> None:
+        (finding,) = label_shuffling(window(MODEL, stuck(120), self.NOISE))
+        assert finding.confidence < 0.6
+        assert "underfitting" in {other.rule for other in check(window(MODEL, stuck(120), self.NOISE))[0].cause_of}
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"model/model/grad_cosine": 0.5},
+            {"update/0.weight/norm": 1e-4, "update/2.weight/norm": 1e-4},
+            {"data/output/accuracy": 0.4},
+            {"data/output/batch_std": 0.0},
+            {"data/target/shift": 1.0},
+        ],
+        ids=["gradients agree", "it has hardly moved", "often right", "constant outputs", "a language model"],
+    )
+    def test_what_else_keeps_a_loss_near_guessing(self, change: Mapping[str, object]) -> None:
+        assert not list(label_shuffling(window(MODEL, stuck(120), {**self.NOISE, **change})))
+        assert not list(label_shuffling(window(MODEL, falling(120, 2.3, 2.1), self.NOISE))), "still falling"
+
     def test_a_model_that_learns_nothing_at_all_is_not_blamed_on_labels(self) -> None:
         assert not list(label_shuffling(with_validation(stuck(100), [2.31, 2.31, 2.31, 2.31], TEN, acc=0.1)))
 
@@ -58,6 +84,10 @@ class TestClassImbalance:
     def test_a_rare_class_that_is_missed(self) -> None:
         assert list(class_imbalance(window(MODEL, falling(60, 0.7, 0.1), self.RARE)))
         assert list(class_imbalance(with_validation(falling(60, 0.7, 0.1), [0.6, 0.6, 0.7], self.RARE, acc=0.7)))
+
+    def test_a_class_that_most_batches_do_not_have(self) -> None:
+        right = np.where(np.arange(60) % 5 == 0, 0.85, 1.0)
+        assert list(class_imbalance(window(MODEL, falling(60, 0.7, 0.1), {**self.RARE, "data/output/accuracy": right})))
 
     def test_a_rare_class_that_is_found(self) -> None:
         series = {**self.RARE, "data/output/top_share": 0.97, "data/output/accuracy": 0.999}
@@ -87,6 +117,24 @@ class TestDataDuplication:
     @pytest.mark.parametrize("hashes", [np.arange(200), np.arange(200) % 64, np.zeros(200)])
     def test_epochs_and_full_batches_are_right(self, hashes: Array) -> None:
         assert not list(data_duplication(window(MODEL, falling(200), {**TEN, "data/batch/hash": hashes})))
+
+    COPIES: Mapping[str, object] = {
+        **TEN, "data/input/duplicates": 0.95, "data/input/is_token": 0, "data/input/abs_max": 2.7,
+        "data/input/sample_std": 0.9,
+    }  # fmt: skip
+
+    def test_batches_of_copies_matter_where_nothing_is_validated(self) -> None:
+        (finding,) = data_duplication(window(MODEL, falling(100), self.COPIES))
+        assert "95 % of the rows" in finding.message
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"data/input/abs_max": 1.0}, {"data/input/is_token": 1}, {"data/input/duplicates": 0.4}],
+        ids=["whole numbers", "single tokens", "some copies"],
+    )
+    def test_rows_that_are_equal_by_nature(self, change: Mapping[str, object]) -> None:
+        assert not list(data_duplication(window(MODEL, falling(100), {**self.COPIES, **change})))
+        assert not list(data_duplication(window(MODEL, stuck(100), self.COPIES))), "nothing is learned by heart"
 
     def test_copied_rows_matter_where_validation_is_left_behind(self) -> None:
         series = {**TEN, "data/batch/hash": np.arange(100), "data/input/duplicates": 0.6}

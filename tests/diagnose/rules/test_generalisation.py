@@ -38,11 +38,17 @@ def test_validation_that_turns_while_training_falls() -> None:
         (0.01, [0.30, 0.20, 0.25, 0.30, 0.35]),
         (1.0, [1.3, 1.1, 1.2, 1.4, 1.6]),
         (0.01, [1.8, 1.6, 1.5, 1.2, 1.6]),
+        (0.05, [0.9, 0.65, 0.8, 0.75, 0.9, 0.85, 1.0, 0.95]),
     ],
-    ids=["a gap without a turn", "still good", "no gap", "only the last point"],
+    ids=["a gap without a turn", "still good", "no gap", "only the last point", "up and down"],
 )
 def test_a_gap_alone_is_not_overfitting(end: float, val: list[float]) -> None:
     assert not list(overfitting(with_validation(falling(100, 2.3, end), val, SEEN)))
+
+
+def test_a_rise_without_a_pause_counts_earlier() -> None:
+    rising = [0.9, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
+    assert list(overfitting(with_validation(falling(100, 2.3, 0.05), rising, SEEN)))
 
 
 def test_where_most_answers_are_right_it_is_a_remark() -> None:
@@ -69,6 +75,13 @@ def test_what_noise_leaves_is_not_underfitting() -> None:
 
 def test_a_small_model_is_suspected_earlier() -> None:
     assert list(underfitting(window(stack("Linear 8 10"), stuck(100, 1.6), SEEN)))
+    assert list(underfitting(window(stack("Linear 8 2", "ReLU", "Linear 2 10"), stuck(100, 1.6), SEEN)))
+
+
+def test_adapters_are_narrow_by_design() -> None:
+    document = stack("Linear 8 2", "ReLU", "Linear 2 10")
+    document["parameters"][0]["name"] = "0.lora_A.weight"
+    assert not list(underfitting(window(document, stuck(100, 1.6), SEEN)))
 
 
 def dropping(p: float) -> dict[str, object]:

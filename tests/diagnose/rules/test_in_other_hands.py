@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -142,6 +143,21 @@ class TestUnevenRates:
     def test_a_group_at_rate_zero(self) -> None:
         (finding,) = uneven_learning_rates(self.groups(0.0, 1e-3, 1e-3, stuck(STEPS)))
         assert finding.sites == ("2.weight",)
+
+    def slow_body(self, rms: float, loss: np.ndarray[Any, Any]) -> Window:
+        """The first layer, of 8 by 16 weights, gets a rate of 3e-6."""
+        made = self.groups(0.03, 3e-6, 1e-7, loss)
+        own = {"update/0.weight/ratio": 1e-7, "update/2.weight/ratio": 1e-3, "param/0.weight/rms": rms}
+        series = window(made.facts["model"], loss, own).series
+        return Window({**made.series, **series}, made.scalars, made.facts)
+
+    def test_a_fresh_body_that_hardly_moves(self) -> None:
+        (finding,) = uneven_learning_rates(self.slow_body(1 / math.sqrt(3 * 8), stuck(STEPS)))
+        assert (finding.sites, "lr': 0.03" in finding.remedy) == (("0.weight",), True)
+
+    def test_a_trained_body_may_be_slow(self) -> None:
+        assert not list(uneven_learning_rates(self.slow_body(0.7, stuck(STEPS))))
+        assert not list(uneven_learning_rates(self.slow_body(1 / math.sqrt(3 * 8), falling(STEPS)))), "it learns anyway"
 
     def test_a_faster_head_is_healthy(self) -> None:
         assert not list(uneven_learning_rates(self.groups(1e-3, 1e-2, 1e-2, falling(STEPS))))

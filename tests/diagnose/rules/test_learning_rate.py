@@ -90,6 +90,17 @@ def test_large_first_updates_that_the_loss_gets_over_are_not() -> None:
     assert not list(lr_too_high(moved(falling(STEPS), BIG)))
 
 
+def test_weights_that_are_replaced_at_once_are_the_cause_of_a_loss_that_never_falls() -> None:
+    assert list(lr_too_high(moved(stuck(STEPS), BIG)))
+    assert not list(lr_too_high(moved(stuck(STEPS), BIG / 4)))
+
+
+def test_a_run_that_is_thrown_far_in_its_first_steps_is_named_even_if_it_recovers() -> None:
+    thrown = np.r_[[2.3, 90.0, 30.0], falling(STEPS - 3)]
+    assert list(lr_too_high(moved(thrown, BIG)))
+    assert not list(lr_too_high(moved(thrown, 0.05)))
+
+
 def test_a_stuck_loss_with_ordinary_updates_is_not_a_learning_rate_too_high() -> None:
     assert not list(lr_too_high(moved(stuck(STEPS), 0.05)))
 

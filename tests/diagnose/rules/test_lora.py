@@ -86,6 +86,12 @@ def test_an_adapter_that_adds_a_little_is_not() -> None:
     assert not list(lora_scale_too_large(loud(1.3)))
 
 
+def test_an_adapter_that_grew_itself_is_not_a_matter_of_scale() -> None:
+    grown = window(model(8), falling(60), {"unit/fc.up/adapter_ratio": 300.0})
+    quiet = loud(5.0)
+    assert not list(lora_scale_too_large(Window({**quiet.series, **grown.series}, quiet.scalars, quiet.facts)))
+
+
 def in_turn(ratio: float) -> Window:
     """Each module is recorded at other steps."""
     whole = loud(ratio)

@@ -74,6 +74,12 @@ def test_a_fall_followed_by_a_rise_is_a_divergence_from_the_step_at_which_it_tur
     assert not list(loss_divergence(seen(np.geomspace(8.9, 0.7, 120))))
 
 
+def test_a_loss_that_swings_back_to_its_lowest_level_has_not_diverged() -> None:
+    swings = np.where(np.arange(119) % 3 == 0, 0.6, 5.0)
+    assert not list(loss_divergence(seen(np.r_[1.6, swings])))
+    assert list(loss_divergence(seen(np.r_[1.6, np.full(59, 0.6), np.full(60, 5.0)])))
+
+
 def test_a_drop_within_one_step_is_named_and_a_fast_fall_is_not() -> None:
     loss = np.concatenate([np.full(60, 1.5), np.full(60, 0.1)])
     (finding,) = loss_drop(seen(loss))

@@ -68,6 +68,15 @@ def test_a_loss_that_fell_before_it_rose_or_never_rose_is_not(loss: Array) -> No
     assert not list(flipped_gradient(climbing(loss, -1.0, -0.1)))
 
 
+@pytest.mark.parametrize(("rise", "factor"), [(100.0, -1.0), (3.0, -1.0), (100.0, 1.0), (100.0, -2.0)])
+def test_a_loss_of_minus_what_its_function_returned_is_named_if_it_rises_without_bound(
+    rise: float, factor: float
+) -> None:
+    returned = np.geomspace(2.3, 2.3 * rise, STEPS)
+    found = list(flipped_gradient(window(NET, factor * returned, {**MOVED, "data/loss/value": returned})))
+    assert bool(found) == ((rise, factor) == (100.0, -1.0))
+
+
 def shrinking(loss: Array, rate: float, decay: float = 0.3) -> Window:
     norms = {f"param/{w}.weight/norm": 4.0 * rate ** np.arange(STEPS) for w in "02"}
     made = window(adam(weight_decay=decay), loss, norms)
@@ -77,6 +86,14 @@ def shrinking(loss: Array, rate: float, decay: float = 0.3) -> Window:
 def test_weights_that_decay_to_nothing_are_named_with_a_smaller_decay() -> None:
     (finding,) = over_regularisation(shrinking(stuck(STEPS), 0.97))
     assert "weight decay from 0.3" in finding.remedy
+
+
+@pytest.mark.parametrize(("gradient", "kind", "is_named"), [(0.01, "Adam", 1), (9.0, "Adam", 0), (0.01, "AdamW", 0)])
+def test_decay_that_outweighs_the_gradients_explains_the_shrinking(gradient: float, kind: str, is_named: int) -> None:
+    made = shrinking(stuck(STEPS), 0.97, decay=0.05)
+    made.facts["model"]["optimizers"][0]["type"] = kind
+    gradients = window(NET, stuck(STEPS), {f"grad/{w}.weight/norm": gradient for w in "02"}).series
+    assert len(list(over_regularisation(Window({**made.series, **gradients}, made.scalars, made.facts)))) == is_named
 
 
 def test_weights_that_shrink_a_little_or_while_learning_are_not() -> None:

@@ -41,6 +41,11 @@ def test_a_layer_that_multiplies_from_the_start_is_named() -> None:
     assert "1.31" in finding.message
 
 
+def test_a_factor_of_a_hundred_at_the_start_is_enough_but_ten_is_not() -> None:
+    assert list(rnn_exploding_temporal(seen(stuck(60), 100.0, length=16)))
+    assert not list(rnn_exploding_temporal(seen(stuck(60), 10.0, length=16)))
+
+
 def test_a_layer_that_learnt_to_remember_the_first_input_is_not() -> None:
     assert not list(rnn_exploding_temporal(seen(falling(60), np.geomspace(1.0, 1e3, 60))))
 

@@ -31,6 +31,17 @@ def test_gradients_of_one_size_do_not_vanish_however_small(scale: float) -> None
     assert not list(vanishing_gradients(profile(scale, scale, scale, scale, loss=scale * stuck(100))))
 
 
+def test_a_signal_that_fades_forwards_makes_weak_gradients_suspicious() -> None:
+    weak = profile(2e-3, 2e-3, 0.1, 1.0, loss=stuck(100))
+    assert not list(vanishing_gradients(weak))
+    sizes = zip(SITES, (1.0, 0.1, 1e-3, 1e-5), strict=True)
+    owners = {f"act/{site.removesuffix('.weight')}/rms": size for site, size in sizes}
+    spread = {f"unit/{site.removesuffix('.weight')}/batch_std": 0.9 for site in SITES}
+    signal = window(MODEL, stuck(100), owners | spread).series
+    (finding,) = vanishing_gradients(Window({**weak.series, **signal}, weak.scalars, weak.facts))
+    assert finding.step == 0
+
+
 def test_a_net_that_learns_has_no_fault() -> None:
     assert not list(vanishing_gradients(profile(1e-6, 1e-4, 1e-2, 1.0, loss=falling(100))))
 

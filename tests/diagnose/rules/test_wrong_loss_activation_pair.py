@@ -65,6 +65,24 @@ def test_a_sigmoid_before_a_loss_that_has_its_own() -> None:
     assert not judge("binary_cross_entropy", outputs)
 
 
+def test_a_sigmoid_called_as_a_function_is_known_by_what_it_does_to_the_largest_output() -> None:
+    low = np.linspace(-1.0, -2.0, 40)
+    squashed = {"data/output/min": 1 / (1 + np.exp(-low)), "data/output/max": 0.6, "data/output/width": 5}
+    after = {**squashed, "act/2/max_abs": np.abs(low)}
+    assert judge("binary_cross_entropy_with_logits", {**after, "data/output/width": 1})
+    assert judge("mse_loss", {**NUMBERS, **after, "data/target/min": -3.0, "data/target/max": 3.0})
+    assert not judge("binary_cross_entropy", {**after, "data/output/width": 1})
+    assert not judge("binary_cross_entropy_with_logits", {**after, "act/2/max_abs": 0.6, "data/output/width": 1})
+
+
+def test_targets_below_outputs_that_never_cross_zero_are_out_of_reach() -> None:
+    shy = {"data/output/min": 0.01, "data/output/max": 0.8, "data/output/width": 1}
+    targets = {**NUMBERS, "data/target/min": -3.0, "data/target/max": 3.0}
+    assert judge("mse_loss", {**targets, **shy})
+    assert not judge("mse_loss", {**targets, **shy, "data/output/max": 0.05}), "all outputs are near the mean"
+    assert not judge("mse_loss", {**targets, **shy, "data/target/min": 0.0}), "no target is below 0"
+
+
 def test_small_positive_logits_are_no_sigmoid() -> None:
     outputs = {"data/output/min": 0.05, "data/output/max": 0.06, "data/output/width": 1}
     assert not judge("binary_cross_entropy_with_logits", outputs)

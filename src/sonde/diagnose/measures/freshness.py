@@ -29,6 +29,19 @@ def looks_fresh(window: Window, parameter: Parameter) -> bool:
     return _is_uniform(parameter, size, rms, top) or _is_normal(parameter, size, rms, top)
 
 
+def starts_fresh(window: Window, parameter: Parameter) -> bool:
+    """The same for a trained weight, of which only the root mean square is known at the first step."""
+    values = window.get(f"param/{parameter.name}/rms")[1]
+    size = int(np.prod(parameter.shape))
+    if size < MIN_ELEMENTS or not len(values) or not values[0] > 0:
+        return False
+    rms, fan_in = float(values[0]), _fans(parameter)[0]
+    uniform = any(abs(rms * np.sqrt(3) / bound - 1) < DEVIATIONS * 0.45 / np.sqrt(size) for bound in _bounds(parameter))
+    # Without its largest element, a standard deviation of 1 over the root of the fan-in looks like any trained weight.
+    known = (0.02, np.sqrt(2 / fan_in))
+    return uniform or any(abs(rms / std - 1) < DEVIATIONS * 0.71 / np.sqrt(size) for std in known)
+
+
 def _first(window: Window, parameter: Parameter, stat: str) -> float:
     values = window.get(f"unit/{parameter.name}/{stat}")[1]
     return float(values[0]) if len(values) else np.nan

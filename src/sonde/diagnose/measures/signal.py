@@ -18,9 +18,7 @@ def fading(window: Window) -> float:
     The signal is the standard deviation over the batch of the outputs of linear layers and convolutions.
     """
     layers = [module.name for module in structure(window).in_order if module.kind in ("linear", "conv")]
-    signals = np.array(
-        [_early(window, f"unit/{name}/batch_std") * _early(window, f"act/{name}/rms") for name in layers]
-    )
+    signals = np.array([early(window, f"unit/{name}/batch_std") * early(window, f"act/{name}/rms") for name in layers])
     spread = signals[np.isfinite(signals)]
     if len(spread) < 3:
         return float("nan")
@@ -28,7 +26,7 @@ def fading(window: Window) -> float:
     return float(spread[half:].min() / max(spread[:half].max(), 1e-300))
 
 
-def _early(window: Window, name: str) -> float:
+def early(window: Window, name: str) -> float:
     """Median over the first steps; NaN if there are no values."""
     steps, values = window.get(name)
     early = values[(steps < EARLY) & np.isfinite(values)]

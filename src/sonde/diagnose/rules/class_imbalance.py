@@ -12,6 +12,7 @@ from sonde.diagnose.measures.data import MIN_SEEN, is_classification, is_languag
 from sonde.diagnose.measures.loss import held_out
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, percent
+from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 UNEVEN: Final = 0.45
@@ -60,5 +61,10 @@ def _is_rare_missed(window: Window, share: float) -> bool:
     held = held_out(window)
     if held is not None and np.isfinite(held.accuracy):
         return held.accuracy < share - 0.25 * (1 - share)
-    said, right = seen(window, "data/output/top_share").late, seen(window, "data/output/accuracy").late
+    # Means: most batches have none of a class of one sample in a hundred.
+    said, right = (_late_mean(seen(window, f"data/output/{what}").values) for what in ("top_share", "accuracy"))
     return said >= share and right <= share + 0.3 * (1 - share)
+
+
+def _late_mean(values: Array) -> float:
+    return float(np.mean(values[len(values) // 2 :])) if len(values) else float("nan")

@@ -9,7 +9,8 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, seen
-from sonde.diagnose.measures.loss import held_out
+from sonde.diagnose.measures.loss import held_out, learned
+from sonde.diagnose.measures.model import projections, structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import percent
 from sonde.schema.sketch import Array
@@ -27,6 +28,15 @@ GAP: Final = 3.0
 WIDE_GAP: Final = 10.0
 """Validation loss divided by training loss."""
 TURN: Final = 1.15
+COPIES: Final = 0.8
+"""Fraction of the rows of a batch that have a copy in it, if there is no validation loss to show the harm ..."""
+HALF: Final = 0.5
+"""... and the least in any batch. Healthy generated runs have none."""
+MIN_ROWS: Final = 8
+MIN_FEATURES: Final = 4
+"""Fewer features may take few values."""
+LEARNED: Final = 0.3
+"""Final loss as a fraction of its start, or of a constant prediction's."""
 REMEDY: Final = (
     "Give each worker its own shard and seed (`worker_init_fn`, `DistributedSampler`), and remove duplicates: "
     "`torch.unique(x, dim=0)` or `dataset.unique()`."
@@ -55,6 +65,23 @@ def data_duplication(window: Window) -> Iterator[Found]:
     copies = seen(window, "data/input/duplicates")
     if len(copies) >= MIN_SEEN and copies.typical > 0.3 and _is_learned_by_heart(window):
         yield _rows(int(copies.steps[0]), copies.typical)
+    elif len(copies) >= MIN_SEEN and copies.typical > COPIES and copies.lowest > HALF and _are_copies(window):
+        yield _rows_alone(int(copies.steps[0]), copies.typical)
+
+
+def _are_copies(window: Window) -> bool:
+    """Whether rows that are equal cannot be so by nature, and nothing shows that this does no harm: sequences, or rows
+    of several numbers that are not whole, and no validation loss."""
+    state, size = learned(window), seen(window, "data/input/size").typical
+    if state is None or held_out(window) is not None or not state.left < LEARNED or not size >= MIN_ROWS:
+        return False
+    if not len(seen(window, "data/loss/baseline")) or not seen(window, "data/input/sample_std").typical > 0:
+        return False
+    known = structure(window)
+    if seen(window, "data/input/is_token").typical == 1.0:
+        return any(module.kind in ("attention", "rnn") for module in known.modules) or bool(projections(window))
+    largest = seen(window, "data/input/abs_max").typical
+    return largest % 1 != 0 and bool(known.matrices) and known.matrices[0].fan_in >= MIN_FEATURES
 
 
 def _part_of_source(window: Window, step: int, hashes: Array) -> Found | None:
@@ -128,6 +155,18 @@ def _few(step: int, num: int, total: int) -> Found:
         confidence=0.85,
         remedy=REMEDY,
         evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="fraction of distinct batches"),),
+    )
+
+
+def _rows_alone(step: int, share: float) -> Found:
+    return Found(
+        f"{percent(share)} of the rows in a batch are copies of another row in it: the data set has only a few "
+        "different samples, and the model learns them by heart.",
+        step=step,
+        confidence=0.7,
+        remedy="Check how the samples are picked: an index that is reused, or a slice that is too short. Then remove "
+        "duplicates: `torch.unique(x, dim=0)` or `dataset.unique()`.",
+        evidence=(Evidence("data/input/duplicates", share, "0", meaning="fraction of duplicate rows"),),
     )
 
 

@@ -18,7 +18,10 @@ STRONG: Final = 0.6
 
 
 @rule(
-    causes=("underfitting", "lr_too_low", "loss_oscillation", "vanishing_gradients", "label_shuffling", "loss_spikes"),
+    causes=(
+        *("underfitting", "lr_too_low", "loss_oscillation", "vanishing_gradients", "label_shuffling", "loss_spikes"),
+        *("lr_too_high", "nan_inf", "exploding_gradients"),
+    ),
     references=("Srivastava et al. 2014, Dropout", "Schoop et al. 2021, UMLAUT"),
 )
 def excessive_dropout(window: Window) -> Iterator[Found]:

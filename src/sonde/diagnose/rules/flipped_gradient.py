@@ -22,6 +22,10 @@ UPHILL: Final = 0.3
 SMALL_STEPS: Final = 0.2
 """First update relative to the weight; above it, steps that are too large explain the rise."""
 EARLY: Final = 5
+ALIKE: Final = 1e-3
+"""Relative difference between a loss and minus what its loss function returned."""
+UNBOUNDED: Final = 10.0
+"""Rise of such a loss; a part that is to be maximised, as in a game of two networks, stays bounded."""
 ROSE: Final = 1.5
 CHUNKS: Final = 12
 
@@ -46,7 +50,11 @@ CHUNKS: Final = 12
 def flipped_gradient(window: Window) -> Iterator[Found]:
     """The loss rises steadily because the update, or the gradient, has the wrong sign."""
     loss = learned(window)
-    if loss is None or not loss.end > ROSE * loss.first > 0:
+    if loss is None:
+        return
+    if (negated := _negated(window, loss)) is not None:
+        yield negated
+    if not loss.end > ROSE * loss.first > 0:
         return
     cosines = window.grid("update/*/grad_cosine")
     typical = float(nanmedian(cosines.values)) if cosines.values.size else np.nan
@@ -54,6 +62,30 @@ def flipped_gradient(window: Window) -> Iterator[Found]:
         yield _finding(loss, typical, "updates point along the gradient instead of against it", 0.95)
     elif _rises_as_it_should_fall(window, loss):
         yield _finding(loss, typical, "the loss rises by as much as it should have fallen", 0.8)
+
+
+def _negated(window: Window, loss: Learned) -> Found | None:
+    """A loss that is minus what its loss function returned, which therefore rises without bound."""
+    own_steps, own = window.get("data/loss/value")
+    _, mine, theirs = np.intersect1d(loss.steps, own_steps, return_indices=True)
+    total, part = loss.values[mine], own[theirs]
+    usable = np.isfinite(total) & np.isfinite(part) & (np.abs(part) > 0)
+    total, part = total[usable], part[usable]
+    if len(total) < EARLY or len(structure(window).optimizers) > 1:
+        return None
+    if not np.allclose(total, -part, rtol=ALIKE) or not (part > 0).all() or not part[-1] > UNBOUNDED * part[0]:
+        return None
+    name, first = structure(window).loss or "loss function", int(loss.steps[0])
+    return Found(
+        f"Training increases the loss: it minimises minus what {name} returns, which has risen from "
+        f"{number(float(part[0]))} to {number(float(part[-1]))}.",
+        step=first,
+        confidence=0.95,
+        evidence=[
+            Evidence("data/loss/value", float(part[-1]), f"below {number(float(part[0]))}", int(own_steps[theirs][-1]))
+        ],
+        remedy="Remove the minus sign: `loss = loss_fn(output, target)`.",
+    )
 
 
 def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
+from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.model import Adapter, adapters, structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, since
@@ -18,6 +19,9 @@ OUTWEIGHED: Final = 2.0
 """rms of base and adapter together, divided by that of the base alone; healthy fine-tuning stays below 1.4."""
 LOUD: Final = 16.0
 """alpha / r, or alpha / sqrt(r) for rsLoRA, below which the scale is not to blame. Common values are 0.5 to 8."""
+GROWN: Final = 1.0
+"""Norm of B A, before scaling, relative to the weight. Generated runs with a large scale stay below 0.15; updates that
+are too large take it above 100."""
 MIN_SEEN: Final = 10
 
 
@@ -37,6 +41,8 @@ def lora_scale_too_large(window: Window) -> Iterator[Found]:
     for adapter in adapters(window):
         if scales.get(adapter.module, np.inf) < LOUD:
             continue  # then the adapter itself has grown: that is the task's, or the learning rate's, doing
+        if seen(window, f"unit/{adapter.b}/adapter_ratio").late > GROWN:
+            continue
         ratio = _ratio(window, adapter)
         if ratio is not None and ratio[1] > OUTWEIGHED:
             outweighed[adapter] = ratio

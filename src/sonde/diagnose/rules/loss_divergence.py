@@ -21,6 +21,9 @@ AWAY_FROM_BEST: Final = 5.0
 """Final loss divided by its lowest level, if it also ends above WORSE times the first loss. A healthy run does not end
 above its first loss; noise lifts it by less than half."""
 WORSE: Final = 1.5
+LOW: Final = 0.2
+"""Quantile of the last tenth of the losses that must have left the starting value, or the lowest level: losses that
+swing, as those of reinforcement learning do, come back to it again and again."""
 LEFT: Final = 1.2
 """Loss relative to its lowest level above which it has begun to rise."""
 
@@ -31,8 +34,10 @@ def loss_divergence(window: Window) -> Iterator[Found]:
     loss = learned(window)
     if loss is None or not loss.first > 0 or not np.isfinite(loss.end):
         return  # a loss that became non-finite is reported by the rule for its cause
-    rose = loss.end > AWAY_FROM_BEST * loss.best and loss.end > WORSE * loss.first
-    if not (loss.end > AWAY * loss.first or rose) or len(structure(window).optimizers) > 1:
+    tail = loss.values[-max(5, len(loss.values) // 10) :]
+    low = float(np.quantile(tail[np.isfinite(tail)], LOW))
+    rose = loss.end > AWAY_FROM_BEST * loss.best and loss.end > WORSE * loss.first and low > LEFT * loss.best
+    if not ((loss.end > AWAY * loss.first and low > loss.first) or rose) or len(structure(window).optimizers) > 1:
         return
     lowest_at = int(loss.steps[int(np.nanargmin(np.where(np.isfinite(loss.values), loss.values, np.nan)))])
     later = loss.steps >= (lowest_at if rose else loss.steps[0])

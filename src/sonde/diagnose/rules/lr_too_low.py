@@ -32,7 +32,7 @@ STEADY_LEFT: Final = 0.8
 @rule(
     severity="warning",
     needs=NEEDS,
-    causes=("underfitting", "loss_plateau", "constant_output"),
+    causes=("underfitting", "loss_plateau", "constant_output", "rnn_vanishing_temporal"),
     references=(
         "Ben Braiek and Khomh 2022, TheDeepChecker: log10 of the ratio of updates to weights below -4",
         "Wardat et al. 2022, DeepDiagnosis",

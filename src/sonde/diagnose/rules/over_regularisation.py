@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
+from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.rate import one_digit, rate
@@ -24,11 +25,13 @@ EXPLAINED: Final = 0.7
 OVERWHELMING: Final = 3.0
 """The same sum; this value leaves a twentieth of a weight."""
 HALF_LEARNED: Final = 0.25
+OUTWEIGHS: Final = 3.0
+"""Decay times weight divided by the gradient, in norm, from which the optimizer mostly follows the decay."""
 
 
 @rule(
     severity="warning",
-    needs=("param/*/norm", "param/*/n"),
+    needs=("param/*/norm", "param/*/n", "grad/*/norm"),
     causes=(
         *("underfitting", "vanishing_gradients", "loss_plateau", "constant_output", "lr_too_low", "rank_collapse"),
         *("dead_relu", "residual_decay", "bottleneck_layer", "qkv_imbalance", "lr_too_high"),
@@ -52,7 +55,7 @@ def over_regularisation(window: Window) -> Iterator[Found]:
         return
     if not is_strong and sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
         return
-    if not (total > EXPLAINED or _has_penalty(window, loss)):
+    if not (total > EXPLAINED or _has_penalty(window, loss) or _outweighs_gradients(window, list(shrink), decay)):
         return  # small weights may be the best ones
     yield Found(
         f"Weight decay outweighs the data: the weight matrices have shrunk to {percent(left)} of their initial norm "
@@ -81,6 +84,17 @@ def _decay(window: Window, site: str) -> tuple[float, float]:
     rates, num_steps = rate(window, parameter)[1], len(rate(window)[1])
     total = float(np.nanmean(rates)) * num_steps * float(decay or 0.0) if np.isfinite(rates).any() else 0.0
     return float(decay or 0.0), total
+
+
+def _outweighs_gradients(window: Window, sites: list[str], decay: float) -> bool:
+    """Whether decay is most of what the optimizer is given. Adam divides the sum of gradient and decay by its own
+    size, so that the product of rate and decay says nothing; AdamW keeps them apart."""
+    if not decay > 0 or structure(window).optimizer_type == "AdamW":
+        return False
+    weight = np.array([float(nanmedian(window.get(f"param/{site}/norm")[1])) for site in sites])
+    gradient = np.array([float(nanmedian(window.get(f"grad/{site}/norm")[1])) for site in sites])
+    with np.errstate(all="ignore"):
+        return bool(nanmedian(decay * weight / gradient) > OUTWEIGHS)
 
 
 def _has_penalty(window: Window, loss: Learned) -> bool:

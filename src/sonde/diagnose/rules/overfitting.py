@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.loss import held_out, validation_name
+from sonde.diagnose.measures.loss import HeldOut, held_out, validation_name
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number
@@ -20,6 +20,14 @@ MATTERS: Final = 0.5
 """A validation loss well below that of a constant prediction is good, whatever the training loss ..."""
 BY_HEART: Final = 100.0
 """... unless the training loss is negligible in comparison, and the validation loss is not that good."""
+RISEN: Final = 1.3
+"""Final validation loss divided by its best, from which a loss that rises without a pause counts as if it were twice as
+high, if the training loss is STEADY_GAP times smaller."""
+STEADY_GAP: Final = 8.0
+STEADY: Final = 0.8
+"""Fraction of the validation points after the best one that are above the one before."""
+MIN_RISING: Final = 5
+"""Number of such points. Validation losses of healthy runs do not rise by 10 % at all, or not for so long."""
 LEARNED: Final = 0.5
 ACCURATE: Final = 0.85
 """Accuracy above which a rising loss only means that the model is overconfident in its errors: info."""
@@ -34,7 +42,7 @@ def overfitting(window: Window) -> Iterator[Found]:
     if state is None or not state.gap > GAP or not state.turn > TURN:
         return
     unit = state.guessing if np.isfinite(state.guessing) else float(state.values[0])
-    enough = MATTERS if state.gap < BY_HEART else MATTERS / 2
+    enough = MATTERS if state.gap < BY_HEART and not _rises_steadily(state) else MATTERS / 2
     if not state.end > enough * unit or not state.train < LEARNED * unit:
         return
     if (state.steps > state.best_step).sum() < MIN_LATER:
@@ -54,3 +62,9 @@ def overfitting(window: Window) -> Iterator[Found]:
             Evidence(name, state.turn, "below 1.15", state.best_step, "final validation loss / its best"),
         ),
     )
+
+
+def _rises_steadily(state: HeldOut) -> bool:
+    later = np.diff(state.values[state.steps >= state.best_step])
+    is_steady = len(later) >= MIN_RISING and float((later > 0).mean()) >= STEADY
+    return is_steady and state.turn > RISEN and state.gap > STEADY_GAP

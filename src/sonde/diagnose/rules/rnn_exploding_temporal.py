@@ -11,8 +11,9 @@ from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, since
 from sonde.schema.window import Window
 
-LOUD: Final = 300.0
-"""Reach at the start. A layer that learns to remember one early input may reach 1,000, but never starts there."""
+LOUD: Final = 50.0
+"""Reach at the start: five times the top of the healthy range. A layer that learns to remember one early input may
+reach 1,000, but never starts there."""
 PER_STEP: Final = 1.08
 """Growth per time step."""
 

@@ -24,7 +24,6 @@ STILL_THERE: Final = 0.75
     causes=(
         "vanishing_gradients",
         "underfitting",
-        "lr_too_low",
         "init_scale",
         "saturated_activations",
         "constant_output",

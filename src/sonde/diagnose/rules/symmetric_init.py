@@ -44,6 +44,8 @@ def symmetric_init(window: Window) -> Iterator[Found]:
     same = [weight for weight in weights[:-1] if weight.shape[0] > 1 and _stays_same(window, weight)]
     same = same or _start_same(window, weights)
     if not same:
+        if zero := _start_at_zero(window, weights):
+            yield _at_zero(window, zero)
         return
     site = same[0].name
     spread = float(window.get(f"unit/{site}/row_spread")[1][-1])
@@ -85,6 +87,29 @@ def _start_same(window: Window, weights: list[Parameter]) -> list[Parameter]:
 def _starts_same(window: Window, weight: Parameter) -> bool:
     steps, spread = window.get(f"unit/{weight.name}/row_spread")
     return bool(len(steps)) and spread[0] < SAME and not (spread[steps <= steps[0] + PARTED_BY] > PARTED).any()
+
+
+def _start_at_zero(window: Window, weights: list[Parameter]) -> list[Parameter]:
+    """Most layers, if they start with zeros: biases tell their units apart, but neither the signal nor the gradient
+    gets through two of them in a row. A single one may start so, such as a head or the end of a residual branch."""
+    loss = learned(window)
+    zero = [weight for weight in weights if weight.shape[0] > 1 and _is_zero(window, weight)]
+    is_most = len(zero) >= 2 and 2 * len(zero) > len(weights)
+    return zero if is_most and loss is not None and loss.left > PARTED_TOO_LATE else []
+
+
+def _at_zero(window: Window, zero: list[Parameter]) -> Found:
+    site, first = zero[0].name, int(window.get(f"param/{zero[0].name}/norm")[0][0])
+    return Found(
+        f"{listed([weight.name for weight in zero])} start with zeros: neither the signal nor the gradient gets "
+        "through these layers.",
+        step=first,
+        confidence=0.9,
+        sites=[weight.name for weight in zero],
+        evidence=[Evidence(f"param/{site}/norm", 0.0, "above 0", first, "norm of the initial weights")],
+        remedy="Initialise the weights at random: "
+        f"`nn.init.kaiming_normal_({attribute(zero[0].owner)}.weight)`. Only biases may start with zeros.",
+    )
 
 
 def _is_zero(window: Window, weight: Parameter) -> bool:

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.curves import nanmean, nanstd
 from sonde.diagnose.measures.data import MIN_SEEN, is_regression, seen
-from sonde.diagnose.measures.loss import Learned, held_out, learned
-from sonde.diagnose.measures.model import structure
+from sonde.diagnose.measures.loss import held_out, learned
+from sonde.diagnose.measures.model import adapters, structure
+from sonde.diagnose.measures.outlook import is_improving
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import counted, number, percent
 from sonde.schema.window import Window
@@ -22,18 +22,11 @@ from sonde.schema.window import Window
 POOR: Final = 0.75
 """Final loss relative to a constant prediction. In a healthy run, noise can leave half of it."""
 POOR_AND_SMALL: Final = 0.6
-"""The same for a small model: no hidden layer, or one with fewer units than there are classes."""
+"""The same for a small model: no hidden layer, or one that is narrower than its outputs need to vary independently."""
 UNLEARNED: Final = 0.97
 """The same for a model whose outputs have the shape of its inputs: an autoencoder cannot reproduce noise, and a
 denoiser cannot predict it, so most of the loss may remain."""
 MIN_STEPS: Final = 60
-STILL_FALLING: Final = 0.03
-"""Improvement of the last quarter over the one before, relative to a constant prediction; such a run is not over."""
-PROMISING: Final = 0.05
-"""Gain that as many steps again would bring, relative to a constant prediction. A model without positions
-promises 0.04 and never gets there."""
-CERTAIN: Final = 4.0
-"""Slope of the loss relative to its standard error."""
 
 
 @rule(is_measured=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
@@ -46,9 +39,9 @@ def underfitting(window: Window) -> Iterator[Found]:
         return
     left, best = state.end / state.guessing, state.best / state.guessing
     held = held_out(window)
-    if _gained(state) > STILL_FALLING or _outlook(state) > PROMISING:
+    if is_improving(state):
         return
-    enough = UNLEARNED if _reconstructs(window) else POOR_AND_SMALL if _is_small(window) else POOR
+    enough = _enough(window)
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
     size = _size(window)
@@ -68,30 +61,18 @@ def underfitting(window: Window) -> Iterator[Found]:
     )
 
 
-def _gained(state: Learned) -> float:
-    """Improvement of the last quarter over the one before, beyond the noise of the batches."""
-    quarter = len(state.values) // 4
-    before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
-    noise = 2 * float(nanstd(after) / np.sqrt(quarter))
-    return (float(nanmean(before) - nanmean(after)) - noise) / state.guessing
-
-
-def _outlook(state: Learned) -> float:
-    """The gain of as many steps again, at the slope of the second half, if that slope is certain."""
-    late = state.values[len(state.values) // 2 :]
-    late = late[np.isfinite(late)]
-    if len(late) < MIN_STEPS // 4:
-        return 0.0
-    at = np.arange(len(late)) - (len(late) - 1) / 2
-    slope = float(at @ late) / float(at @ at)
-    error = float(np.std(late - late.mean() - slope * at) / np.sqrt(at @ at))
-    return -slope * len(state.values) / state.guessing if -slope > CERTAIN * error else 0.0
-
-
-def _is_small(window: Window) -> bool:
-    matrices = structure(window).matrices
-    num_classes = seen(window, "data/output/width").typical
-    return len(matrices) == 1 or any(p.shape[0] < num_classes - 1 for p in matrices[:-1])
+def _enough(window: Window) -> float:
+    """The loss, relative to a constant prediction's, that such a model should reach. Adapters are narrow by design,
+    and add to weights that are not."""
+    known = structure(window)
+    if _reconstructs(window):
+        return UNLEARNED
+    if adapters(window) or any(p.is_lora for p in known.parameters):
+        return POOR
+    # The probabilities of classes add up to one, so they have one degree of freedom less.
+    needed = seen(window, "data/output/width").typical - (not is_regression(window))
+    is_small = len(known.matrices) == 1 or any(p.shape[0] < needed for p in known.matrices[:-1])
+    return POOR_AND_SMALL if is_small else POOR
 
 
 def _reconstructs(window: Window) -> bool:

@@ -16,6 +16,8 @@ from sonde.schema.window import Window
 
 FAR: Final = 30.0
 """Targets that exceed the first outputs by this factor are out of reach for a long time."""
+LEARNED: Final = 0.3
+"""Final loss as a fraction of its start, or of a constant prediction's, below which they were reached."""
 
 
 @rule(
@@ -38,7 +40,7 @@ def unnormalised_targets(window: Window) -> Iterator[Found]:
     if not size > FAR * first or state is None:
         return
     # Large targets that are learned anyway are only info.
-    is_learned = not state.has_diverged and state.left < 0.5 and len(std) >= MIN_SEEN
+    is_learned = not state.has_diverged and state.left < LEARNED and len(std) >= MIN_SEEN
     yield Found(
         f"The targets have a root mean square of {number(size, 3)}, {number(size / first)} times the largest of the "
         "model's first outputs.",

@@ -23,6 +23,9 @@ FADED: Final = 1e-3
 """Pull of the front divided by that of the back: 0.2 to 3 in healthy runs (5th to 95th percentile), always > 1e-3."""
 WEAK: Final = 1e-3
 """Pull of the front below which it cannot move the loss."""
+FAINT: Final = 0.02
+"""The same ratio, and WEAKISH for the front, if the signal fades on its way forward, too."""
+WEAKISH: Final = 1e-2
 STUCK: Final = 0.7
 """Loss as a fraction of its start meanwhile; a network that learns anyway has no fault."""
 LASTING: Final = 0.5
@@ -46,7 +49,9 @@ def vanishing_gradients(window: Window) -> Iterator[Found]:
         ratio = profile.front / profile.back
     faded = (ratio < FADED) & (profile.front < WEAK) & (_is_true_decay(profile))
     gone = (nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
-    bad = faded | gone
+    # Where hardly any signal arrives, a layer's gradient is that of its biases.
+    faint = (ratio < FAINT) & (profile.front < WEAKISH) & (fading(window) < FADED) & _is_true_decay(profile)
+    bad = faded | gone | faint
     # Gradients that vanish late have another cause: decayed weights, dead units.
     if bad.mean() < LASTING or onset(profile.steps, bad) > 0.3 * window.last_step:
         return

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, REGRESSIONS, last_module, seen
 from sonde.diagnose.measures.loss import learned
@@ -18,6 +20,14 @@ BOUNDED: Final = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.
 ALMOST: Final = 0.99
 PRESSING: Final = 0.95
 """How close outputs must come to a bound before it is assumed without seeing the module that sets it."""
+MANY_SEEN: Final = 20
+"""Number of inspections after which a range that is filled from end to end, and never left, counts as a bound, too."""
+SQUASHED: Final = 0.02
+"""Relative difference between the largest output of the last layer and what a sigmoid made of it."""
+CLOSE: Final = 0.05
+"""Distance from 0 to which outputs come again and again without crossing it; a sigmoid does that for low targets ..."""
+SPREAD: Final = 0.3
+"""... while other outputs of the same batch differ by this fraction of the targets' standard deviation."""
 REACH: Final = 0.5
 """Targets are out of range if they exceed the range of the outputs by half their standard deviation."""
 
@@ -277,10 +287,37 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
     if ends.last in BOUNDED:
         low, high = BOUNDED[ends.last]
         return (low, high) if low <= ends.low and ends.high <= high else None
-    is_pressing = seen(window, "data/output/max").typical >= PRESSING and ends.high <= 1
+    if _is_squashed(window):
+        return 0.0, 1.0
+    highs = seen(window, "data/output/max")
+    is_filled = (
+        ends.loss not in REGRESSIONS  # numbers to be predicted may themselves be between 0 and 1
+        and len(highs) >= MANY_SEEN
+        and ends.high >= PRESSING
+        and 0 <= ends.low <= 1 - PRESSING
+    )
+    is_pressing = (highs.typical >= PRESSING or is_filled) and ends.high <= 1
     if is_pressing and ends.low >= 0:
         return 0.0, 1.0
     return (-1.0, 1.0) if is_pressing and ends.low >= -1 else None
+
+
+def _is_squashed(window: Window) -> bool:
+    """Whether a sigmoid ran, as a function, after the last layer: it maps the layer's largest output to the output
+    that is farthest from one half."""
+    leaves = [m for m in structure(window).in_order if m.is_leaf and m.kind not in ("loss", "dropout")]
+    if not leaves or leaves[-1].kind not in ("linear", "conv"):
+        return False
+    steps, largest = window.get(f"act/{leaves[-1].name}/max_abs")  # optional, and needed by other rules
+    low, high = seen(window, "data/output/min"), seen(window, "data/output/max")
+    own, mine, theirs = np.intersect1d(steps, low.steps, return_indices=True)
+    if len(own) < MIN_SEEN or not np.array_equal(low.steps, high.steps):
+        return False
+    ends = np.stack([low.values[theirs], high.values[theirs]])
+    if not ((ends > 0) & (ends < 1)).all():
+        return False
+    expected = np.abs(np.log(ends / (1 - ends))).max(axis=0)
+    return bool((np.abs(largest[mine] - expected) < SQUASHED * expected).mean() > PRESSING)
 
 
 def _out_of_reach(window: Window, ends: Ends) -> Verdict | None:
@@ -306,16 +343,21 @@ def _out_of_reach(window: Window, ends: Ends) -> Verdict | None:
 
 
 def _floor(window: Window, ends: Ends) -> tuple[float, float]:
-    """The range of a ReLU, which gives exact zeros and nothing below, or of a Softplus, which comes close."""
+    """The range of a ReLU, which gives exact zeros and nothing below, or of a Softplus or sigmoid, which come close."""
     inf = float("inf")
     if ends.last in ("ReLU", "ReLU6", "Softplus") and ends.low >= 0:
         return 0.0, 6.0 if ends.last == "ReLU6" else inf
-    lows = seen(window, "data/output/min").values
-    return (0.0, inf) if ends.low == 0 and (lows == 0).mean() > 0.5 else (-inf, inf)
+    lows, highs = seen(window, "data/output/min"), seen(window, "data/output/max")
+    if ends.low == 0 and (lows.values == 0).mean() > 0.5:
+        return 0.0, inf
+    is_shy = ends.low > 0 and lows.late < CLOSE and ends.high <= 1 and len(lows) >= MANY_SEEN
+    if is_shy and float((highs.values - lows.values).max()) > SPREAD * ends.target_std:
+        return 0.0, inf
+    return -inf, inf
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (by a ReLU on the output)"
+    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (as by a ReLU on the output)"
 
 
 def _odd_targets(window: Window, ends: Ends) -> Verdict | None:

@@ -115,14 +115,15 @@ def _rows(rows: Tensor, tolerance: float) -> Values:
 
 
 def _columns(output: Tensor) -> Values:
-    """Whether a softmax ran over the batch: each unit's outputs add up to one over the samples."""
+    """Whether a softmax, or its logarithm, ran over the batch: the probabilities of a unit add up to one over it."""
     if output.ndim != 2 or output.shape[0] > MAX_ELEMENTS:
         return {}
     step = -(-output.shape[1] // max(MAX_ELEMENTS // output.shape[0], 8))
     columns = output[:, ::step].to(work_dtype(output))
     tolerance = 1e-3 if output.dtype.itemsize > 2 else 2e-2
     is_distribution = (columns.amin(0) >= 0) & ((columns.sum(0) - 1).abs() <= tolerance)
-    return {"column_distribution": is_distribution.to(torch.float32).mean()}
+    is_log = (columns.amax(0) <= 0) & (columns.logsumexp(0).abs() <= tolerance)
+    return {"column_distribution": (is_distribution | is_log).to(torch.float32).mean()}
 
 
 def _choices(chosen: Tensor, labels: Tensor | None, ignore_index: int) -> Values:
