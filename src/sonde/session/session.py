@@ -17,6 +17,7 @@ from sonde.errors import SessionError, SondeError
 from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
 from sonde.schema.mutes import MUTE, parse_mutes
 from sonde.schema.overhead import recording_took
+from sonde.session.keras_models import is_fitted, keras_adapter
 from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
@@ -135,10 +136,13 @@ class Session:
     @spelled_out(WatchKeywords)
     def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> Session:
         """Record what happens inside a model. Without an optimizer, every one that updates its parameters is
-        followed. `sonde.watch` describes the keywords."""
-        from sonde.session.watch_request import WatchRequest
-
+        followed. `sonde.watch` describes the keywords. Of a compiled Keras model, every `fit` is recorded."""
         try:
+            if is_fitted(model, optimizer):
+                keras_adapter().watch_model(model, self, keywords)
+                return self
+            from sonde.session.watch_request import WatchRequest
+
             return self._watch(WatchRequest.of(model, optimizer, keywords))
         except SondeError:
             self._is_refused = True

@@ -13,10 +13,10 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 from sonde.config import Settings
-from sonde.errors import MissingPackageError
+from sonde.errors import MissingPackageError, UsageError
 
 try:
     import keras
@@ -25,12 +25,16 @@ except ImportError as error:
 
 from keras import ops
 
-from sonde.adapters.keras.backend import BACKEND
+from sonde.adapters.keras.backend import BACKEND, wait_for_callbacks
 from sonde.adapters.keras.recorder import KerasRecorder
+from sonde.adapters.keras.snapshots import KINDS
 from sonde.probe.schedule import When, as_schedule, every, first
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
 from sonde.session.keywords import RunKeywords, spelled_out
+from sonde.session.snapshot_plan import Snapshots
+from sonde.session.snapshots.external import check_plan
+from sonde.write.tensors.store import check_store
 
 DEFAULT_WHEN: Final = first(100) | every(10)
 """Sketches of a compiler's operations cost many times as much as our torch kernels. The budget thins out further."""
@@ -43,8 +47,8 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Records `fit`. Uses a session that was passed in or is already open, and leaves it open; otherwise starts one.
 
     `SondeCallback(project="mnist", activations=False, when=every(10))`: `when` is a schedule as in `sonde.watch`; on
-    other steps Keras's own training function runs. All other keywords are options of `sonde.init`. Used for another
-    `fit`, it continues the same run.
+    other steps Keras's own training function runs. `snapshots`: whole tensors to keep, as in `sonde.watch`. All other
+    keywords are options of `sonde.init`. Used for another `fit`, it continues the same run.
     """
 
     @spelled_out(RunKeywords)
@@ -55,11 +59,14 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         activations: bool = True,
         optim: bool = True,
         when: When = True,
+        snapshots: Snapshots | When = None,
         **init: Unpack[RunKeywords],
     ) -> None:
         super().__init__()
         self._activations, self._optim = activations, optim
         self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
+        self._snapshots = check_plan(snapshots, KINDS)
+        check_store(self._snapshots.store, self._snapshots.options)
         # Also for a session that has started.
         self._budget: Any = Settings.load(budget=init["budget"]).budget if "budget" in init else ...
         self._joining = TrainerSession(session, init)
@@ -88,6 +95,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 when=self._when,
                 activations=self._activations,
                 optim=self._optim,
+                snapshots=self._snapshots,
                 budget=self._budget,
                 num_batches=(self.params or {}).get("steps"),
                 iterations=_iterations(model),
@@ -168,6 +176,8 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 TracerCallback = SondeCallback
+_OF_WATCH: Final = frozenset({"activations", "optim", "when", "snapshots", "budget"})
+"""The keywords of `watch` that a Keras model has too."""
 
 
 def _iterations(model: Any) -> int:
@@ -179,10 +189,8 @@ def _wait(session: Session) -> None:
     """Wait for JAX activations that are still being computed."""
     if BACKEND != "jax":
         return
-    import jax
-
     try:
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
+        wait_for_callbacks()
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
         session.recording.breaker("keras", error)
 
@@ -208,6 +216,28 @@ def record_model(model: Any, options: Mapping[str, Any]) -> Any:
     """`sonde.record(model)`: each of its `fit` calls is recorded, one after the other in the same run."""
     vars(model)["fit"] = functools.partial(_fit, SondeCallback(**options), model.fit)
     return model
+
+
+def watch_model(model: Any, session: Session, given: Mapping[str, Any]) -> None:
+    """`sonde.watch(model)`: each of its `fit` calls is recorded in this session."""
+    check_watch(given)
+    callback = SondeCallback(session, **cast(Any, given))
+    session.steps.snapshots.follow_external(callback._snapshots)
+    own = vars(model).get("fit")
+    vars(model)["fit"] = functools.partial(_fit, callback, model.fit)
+
+    def restore() -> None:
+        vars(model).pop("fit", None) if own is None else vars(model).update(fit=own)
+
+    session.recording.at_finish.append(restore)
+
+
+def check_watch(given: Mapping[str, Any]) -> None:
+    """Refuse keywords of `watch` that Keras has no use for, and invalid values."""
+    wrong = sorted(given.keys() - _OF_WATCH)
+    if wrong:
+        raise UsageError(f"watch() of a Keras model has no {wrong[0]}=. Known: {', '.join(sorted(_OF_WATCH))}.")
+    SondeCallback(**cast(Any, given))
 
 
 def record_class(model_class: Any, options: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from sonde.errors import RunNotFoundError, SessionError
 from sonde.schema.records import to_json
 from sonde.session.entry.command import CommandLine, Described
 from sonde.session.entry.description import as_config, as_tags, as_text
+from sonde.session.keras_models import is_fitted, keras_adapter
 from sonde.session.keywords import (
     Optimizers,
     Resume,
@@ -217,6 +218,8 @@ def watch(
     The run: `project`, `name`, `dir`, `config`, `tags`, `notes`, `resume` and the settings are those of `sonde.init`.
     If they describe the current run, it is used; otherwise a new one starts. The `wandb.watch` keywords `log` and
     `log_freq` also work.
+
+    Of a compiled Keras model, every `fit` is recorded; `activations`, `optim`, `when`, `snapshots` and `budget` apply.
     """
     check_names(keywords, WatchRunKeywords, "watch()")
     described = run_part(keywords)
@@ -244,6 +247,9 @@ def _start_with(run: _Prepared, model: nn.Module, optimizer: Optimizers, given: 
     """Check the arguments of `watch`, then start the run. A run that then cannot watch the model is removed."""
     if run.settings.mode == "disabled":
         return _start(run)
+    if is_fitted(model, optimizer):
+        keras_adapter().check_watch(given)
+        return _start(run).watch(model, optimizer, **given)
     from sonde.session.watch_request import WatchRequest
 
     request = WatchRequest.of(model, optimizer, given)

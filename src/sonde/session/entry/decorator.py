@@ -6,12 +6,11 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib import util
-from importlib.metadata import entry_points
 from typing import Any, TypeVar, Unpack, overload
 
-from sonde.distribution import DISTRIBUTION
-from sonde.errors import NotAModelError, UsageError
+from sonde.errors import NotAModelError
 from sonde.session.entry import current
+from sonde.session.keras_models import is_keras, keras_adapter
 from sonde.session.keywords import RunKeywords, check_names, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.session import Session
@@ -39,7 +38,7 @@ def record(target: Any = None, /, **options: Unpack[RunKeywords]) -> Any:
     """
     if target is None:
         return functools.partial(record, **options)
-    if _is_keras(target if isinstance(target, type) else type(target)):
+    if is_keras(target if isinstance(target, type) else type(target)):
         return _record_keras(target, options)  # its callback has more keywords
     check_names(options, RunKeywords, "record()")
     if isinstance(target, type):
@@ -70,28 +69,14 @@ def _find_models(session: Session) -> None:
         if automatic_of(session) is None:
             Automatic(session)
     if "keras" in sys.modules:
-        _keras_adapter().record_fits(session)
-
-
-def _is_keras(model_class: type) -> bool:
-    """Check without importing it."""
-    return any(c.__name__ == "Model" and c.__module__.partition(".")[0] == "keras" for c in model_class.__mro__)
-
-
-def _keras_adapter() -> Any:
-    """Adapters are plugins: this package must not import them."""
-    for entry in entry_points(group="sonde.recorders", name="keras"):
-        return entry.load()
-    raise UsageError(
-        f"the Keras adapter is not installed. Reinstall sonde:  pip install --force-reinstall --no-deps {DISTRIBUTION}"
-    )
+        keras_adapter().record_fits(session)
 
 
 def _record_keras(target: Any, options: RunKeywords) -> Any:
     if isinstance(target, type):
-        _keras_adapter().record_class(target, options)
+        keras_adapter().record_class(target, options)
         return target
-    return _keras_adapter().record_model(target, options)
+    return keras_adapter().record_model(target, options)
 
 
 def _record_class(model_class: type, options: RunKeywords) -> type:
