@@ -63,10 +63,11 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         **init: Unpack[RunKeywords],
     ) -> None:
         super().__init__()
-        self._activations, self._optim = activations, optim
-        self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
-        self._snapshots = check_plan(snapshots, KINDS)
-        check_store(self._snapshots.store, self._snapshots.options)
+        given: dict[str, Any] = {"activations": activations, "optim": optim, "when": when, "snapshots": snapshots}
+        self._given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
+        _checked(self._given)
+        self._plan = check_plan(snapshots, KINDS)
+        check_store(self._plan.store, self._plan.options)
         # Also for a session that has started.
         self._budget: Any = Settings.load(budget=init["budget"]).budget if "budget" in init else ...
         self._joining = TrainerSession(session, init)
@@ -74,6 +75,11 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._left: Any = None
         self._seen = (0, 0)
         """Iterations of the optimizer when its position was last known, and the next step of the run at that time."""
+
+    def _asked(self, session: Session) -> dict[str, Any]:
+        """The keywords of this callback; for what it does not say, those of the session."""
+        asked = session.with_defaults(self._given)
+        return _checked({name: value for name, value in asked.items() if name in _DEFAULTS})
 
     @property
     def session(self) -> Session | NullSession | None:
@@ -92,10 +98,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._recorder = KerasRecorder(
                 session,
                 model,
-                when=self._when,
-                activations=self._activations,
-                optim=self._optim,
-                snapshots=self._snapshots,
+                **self._asked(session),
                 budget=self._budget,
                 num_batches=(self.params or {}).get("steps"),
                 iterations=_iterations(model),
@@ -176,8 +179,15 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 TracerCallback = SondeCallback
-_OF_WATCH: Final = frozenset({"activations", "optim", "when", "snapshots", "budget"})
+_DEFAULTS: Final = {"activations": True, "optim": True, "when": True, "snapshots": None}
+_OF_WATCH: Final = frozenset({*_DEFAULTS, "budget"})
 """The keywords of `watch` that a Keras model has too."""
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {**_DEFAULTS, **given}
+    when = as_schedule(asked["when"], default=DEFAULT_WHEN, argument="when")
+    return {**asked, "when": when, "snapshots": check_plan(asked["snapshots"], KINDS)}
 
 
 def _iterations(model: Any) -> int:
@@ -222,7 +232,7 @@ def watch_model(model: Any, session: Session, given: Mapping[str, Any]) -> None:
     """`sonde.watch(model)`: each of its `fit` calls is recorded in this session."""
     check_watch(given)
     callback = SondeCallback(session, **cast(Any, given))
-    session.steps.snapshots.follow_external(callback._snapshots)
+    session.steps.snapshots.follow_external(callback._plan)
     own = vars(model).get("fit")
     vars(model)["fit"] = functools.partial(_fit, callback, model.fit)
 
