@@ -19,7 +19,7 @@ _PLAIN: Final = ("sites", "mirror")
 
 
 def watch_keywords(settings: Settings) -> WatchKeywords:
-    """What the setting `record` says, as keywords of `watch`. An invalid value raises here."""
+    """The setting `record` as keywords of `watch`. An invalid value raises here."""
     found: dict[str, Any] = {}
     for name in RecordSettings.model_fields:
         value = getattr(settings.record, name)
