@@ -68,10 +68,10 @@ def _settings_table(*, is_advanced: bool) -> str:
 
 
 def _default(name: str) -> object:
-    from sonde.config import Settings, WriterSettings
+    from sonde.config import RecordSettings, Settings, WriterSettings
 
     group, _, inner = name.rpartition(".")
-    default = (WriterSettings if group else Settings).model_fields[inner].default
+    default = {"": Settings, "writer": WriterSettings, "record": RecordSettings}[group].model_fields[inner].default
     return "none" if default is None else default
 
 

@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import pytest
+from typer.main import get_command
 
 import sonde
-from sonde.config import RecordingSettings, SettingKeywords, Settings, WriterSettings
+from sonde.cli.main import app
+from sonde.config import RecordingSettings, RecordSettings, SettingKeywords, Settings, WriterSettings
 from sonde.session import keywords
 from sonde.session.keywords import DEFAULTS, RunKeywords, WatchKeywords, WatchRunKeywords
 from sonde.session.null import NullSession
 from sonde.session.ranks.other_rank import RankSession
+from sonde.session.written_keywords import IN_PYTHON_ONLY
 
 ROOT = Path(__file__).parents[1]
 
@@ -139,7 +142,7 @@ def test_keywords_are_those_of_the_settings() -> None:
     assert list(SettingKeywords.__annotations__) == [*RecordingSettings.__annotations__, "dir", "project"]
     types = get_type_hints(SettingKeywords)
     for name, field in Settings.model_fields.items():
-        wider = {"dir": "str | os.PathLike[str]", "writer": WriterSettings | Any}
+        wider = {"dir": "str | os.PathLike[str]", "writer": WriterSettings | Any, "record": RecordSettings | Any}
         assert name in wider or types[name] == field.annotation, name
     assert types.keys() == Settings.model_fields.keys()
 
@@ -148,13 +151,21 @@ def test_every_keyword_has_a_default() -> None:
     assert DEFAULTS.keys() == WatchRunKeywords.__annotations__.keys()
 
 
+def test_files_and_the_command_line_can_ask_for_everything_that_watch_can() -> None:
+    assert RecordSettings.model_fields.keys() == WatchKeywords.__annotations__.keys() - IN_PYTHON_ONLY
+    assert WatchKeywords.__annotations__.keys() >= IN_PYTHON_ONLY
+    assert "--record" in {
+        option for parameter in cast(Any, get_command(app)).commands["run"].params for option in parameter.opts
+    }
+
+
 TAKES: list[tuple[Callable[..., Any], Any]] = [
     (sonde.watch, WatchRunKeywords),
     (sonde.Session.watch, WatchKeywords),
     (NullSession.watch, WatchKeywords),
     (RankSession.watch, WatchKeywords),
     (sonde.init, RunKeywords),
-    (sonde.record, RunKeywords),
+    (sonde.record, WatchRunKeywords),
 ]
 
 

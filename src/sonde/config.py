@@ -28,6 +28,8 @@ FILE_VARIABLE: Final = "SONDE_CONFIG"
 _OTHER_VARIABLES: Final = (
     FILE_VARIABLE, "SONDE_DEBUG", "SONDE_NATIVE", "SONDE_SKIP_WEB", "SONDE_SKIP_NATIVE", "SONDE_CHROMIUM",
 )  # fmt: skip
+_MAPS: Final = ("record.snapshots", "record.sites")
+"""Settings whose value may be a map."""
 _TEST_PREFIX: Final = "SONDE_TEST_"
 _noticed: Final[set[str]] = set()
 """Old names that were already reported in this process."""
@@ -60,6 +62,49 @@ class WriterSettings(BaseModel):
     """Seconds between readings of CPU, memory, disk and GPU."""
 
 
+class RecordSettings(BaseModel):
+    """The keywords of `watch`, for models that are watched without them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    when: Any = None
+    """Schedule of every kind that has no other one: `every(10)`, `first(100) | every(500)`, a number, true or false."""
+    params: Any = None
+    """Schedule of parameters."""
+    grads: Any = None
+    """Schedule of gradients."""
+    updates: Any = None
+    """Schedule of updates."""
+    optim: Any = None
+    """Schedule of the optimizer's state."""
+    activations: Any = None
+    """Schedule of activations, or `in-graph`."""
+    activation_grads: Any = None
+    """Schedule of the gradients of activations."""
+    inspect: Any = None
+    """Schedule of the measurements that rules need."""
+    sites: Any = None
+    """A glob, or a list of them; with `!` in front, what to leave out."""
+    snapshots: Any = None
+    """Whole tensors: true, a schedule, or a map with `when`, `kinds`, `sites`, `store`, `options`, `on_finding` and
+    `at_once`."""
+    mirror: Any = None
+    """wandb, tensorboard, mlflow or trackio, or a list of them."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _parse_text(cls, value: Any) -> Any:
+        """A variable or an option is YAML: a number, a map, or plain text."""
+        if not isinstance(value, str):
+            return value
+        import yaml
+
+        try:
+            return yaml.safe_load(value)
+        except yaml.YAMLError:  # a glob such as "*.weight" or "!head.*" is not YAML
+            return value
+
+
 class RecordingSettings(TypedDict, total=False):
     """The settings as keywords, without those that `sonde.init` takes by position. A test compares them to `Settings`,
     which documents them."""
@@ -83,6 +128,7 @@ class RecordingSettings(TypedDict, total=False):
     mask_secrets: bool
     snapshot_mib: float | None
     snapshot_wait_s: float
+    record: RecordSettings | Mapping[str, Any]
     writer: WriterSettings | Mapping[str, Any]
 
 
@@ -163,6 +209,8 @@ class Settings(BaseSettings):
     """Host memory, in MiB, for snapshots waiting to be written; none means a quarter of what is free at the start."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
     """Longest time, in seconds, that training waits for this memory before it skips a snapshot."""
+    record: RecordSettings = RecordSettings()
+    """What `sonde.watch` records unless it is called with other keywords; also of models that are found."""
     writer: WriterSettings = WriterSettings()
     """Settings of the writer thread."""
 
@@ -299,7 +347,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _environment_layer(cls: type[Settings]) -> _Layer:
     old = {variable_of(name): name for name in (*SETTINGS, *REMOVED_SETTINGS)}
-    known = {variable_of(name): name for name in _names(cls)} | {variable_of("writer"): "writer"}
+    groups = {name.partition(".")[0] for name in _names(cls) if "." in name}
+    known = {variable_of(name): name for name in (*_names(cls), *groups)}
     for variable in sorted(os.environ):
         name = variable.upper()
         is_ours = name.startswith(PREFIX) and not name.startswith(_TEST_PREFIX)
@@ -385,7 +434,7 @@ def _merge_into(target: dict[str, Any], source: Mapping[str, Any]) -> None:
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in _MAPS:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

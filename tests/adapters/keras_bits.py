@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -132,8 +133,76 @@ def compared(folder: Path, make: Any, optimizer: Any, **given: Any) -> dict[str,
     }
 
 
+class Variables(keras.callbacks.Callback):
+    """Every variable before each step; an epoch is one batch, since JAX only then gives its state back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[list[bytes]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        self.before.append([np.asarray(ops.convert_to_numpy(v)).tobytes() for v in variables])
+
+
+def kept(folder: Path, how: str) -> dict[str, Any]:
+    """The snapshots of a run against the same run without sonde, whose variables are read before each step."""
+    seen = []
+    for is_watched in (False, True):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((12,))
+        hidden = layers.BatchNormalization()(layers.Dense(16, activation="relu", name="first")(inputs))
+        model = keras.Model(inputs, layers.Dense(1, name="last")(layers.Dropout(0.3, seed=1)(hidden)))
+        # Half of a gradient is exact in binary: the update shows it.
+        model.compile(keras.optimizers.SGD(0.5) if how == "sgd" else keras.optimizers.Adam(0.01), "mse")
+        variables, callbacks = Variables(), []
+        if is_watched and how == "sgd":
+            plan = sonde.Snapshots(when=1, kinds="all", options={"compression": "none"})
+            callbacks = [session := SondeCallback(dir=folder, verbose=False, snapshots=plan)]
+        elif is_watched:
+            session = sonde.watch(
+                model, dir=folder, verbose=False, snapshots=sonde.Snapshots(when=2, kinds="param,optim")
+            )
+            ask = keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda at, _: sonde.snapshot("act") if at == 3 else None
+            )
+            callbacks = [ask]
+        model.fit(ROWS, Y, batch_size=34, epochs=5, verbose=0, shuffle=False, callbacks=[*callbacks, variables])
+        seen.append(variables.before)
+    path = session.session.path if how == "sgd" else session.path
+    sonde.finish()
+    run = sonde.open(path)
+    steps = run.tensors.snapshots()["step"].to_pylist()
+    return {"run": run, "steps": steps, "same": seen[0] == seen[1], "plain": seen[0], "warnings": run.warnings}
+
+
+def snapshots(folder: Path) -> dict[str, Any]:
+    sgd, adam = kept(folder / "sgd", "sgd"), kept(folder / "adam", "adam")
+    tensors = [sgd["run"].tensors.snapshot(step) for step in sgd["steps"]]
+    found = [sorted(np.asarray(t[name]).tobytes() for name in t if name[:5] in ("param", "optim")) for t in tensors]
+    updates = []
+    for before, after in itertools.pairwise(tensors):
+        for name in ("first.kernel", "last.bias", "batch_normalization.gamma"):
+            was, now, grad = before[f"param/{name}"], after[f"param/{name}"], before[f"grad/{name}"]
+            updates.append(float(np.abs((was - now) - grad / 2).max() / np.abs(grad).max()))
+    t = tensors[2]
+    act = np.maximum(t["batch/input.0"] @ t["param/first.kernel"] + t["param/first.bias"], 0)
+    last = adam["run"].tensors.snapshot(4)
+    return {
+        "same": [sgd["same"], adam["same"]],
+        "steps": [sgd["steps"], adam["steps"]],
+        "warnings": [*sgd["warnings"], *adam["warnings"]],
+        "variables": [a == sorted(b) for a, b in zip(found, sgd["plain"], strict=True)],
+        "adam": sorted(np.asarray(last[name]).tobytes() for name in last) == sorted(adam["plain"][4]),
+        "update": max(updates),
+        "act": float(np.abs(act - t["act/first"]).max()),
+        "batch": t["batch/input.0"].tobytes() == ROWS.tobytes(),
+        "asked": sorted(adam["run"].tensors.snapshot(3)),
+    }
+
+
 def main(folder: Path) -> None:
-    found = {}
+    found: dict[str, Any] = {"snapshots": snapshots(folder)}
     for make in (counting, dense, dropout, conv, norm, lstm, embedding, mixed):
         found[make.__name__] = compared(folder, make, clipped)
     found["adam"] = compared(folder, dropout, lambda: keras.optimizers.Adam(0.01))

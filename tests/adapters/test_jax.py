@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -425,3 +426,67 @@ def test_hyperparameters_of_an_nnx_optimizer(tmp_path):
     run = sonde.open("latest", dir=tmp_path)
     assert list(numbers(run, "optim/lr").values()) == pytest.approx([0.1, 0.08, 0.06])
     assert run.stats("grad/kernel/norm").num_rows == 3
+
+
+def test_whole_arrays_of_chosen_steps_are_kept_bit_by_bit(tmp_path):
+    """Parameters and states as they were, although the step donates them; gradients as the step returned them."""
+    params = {"params": {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3, jnp.bfloat16)}}}
+    tx = sonde_jax.recorded(optax.adam(1e-2))
+    x = jnp.arange(8.0).reshape(2, 4)
+
+    def loss_fn(params: Any) -> Any:
+        return jnp.mean((x @ params["params"]["dense"]["kernel"] + params["params"]["dense"]["bias"]) ** 2)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any) -> Any:
+        grads = jax.grad(loss_fn)(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, grads
+
+    state, wanted = tx.init(params), {}
+    with sonde.init(dir=tmp_path) as session:
+        sonde_jax.snapshots(sonde.Snapshots(when=2, kinds="param,grad,optim", sites="!*.bias*"))
+        for at in range(5):
+            if at == 3:
+                sonde.snapshot("param")
+            mu = state.inner[0].mu["params"]["dense"]["kernel"]
+            wanted[at] = [np.array(params["params"]["dense"]["kernel"]), np.array(mu)]
+            is_kept = sonde_jax.keep(param=params, optim=state)
+            params, state, grads = step(params, state)
+            assert sonde_jax.keep(grad=grads) == is_kept == (at != 1)
+            wanted[at].append(np.array(grads["params"]["dense"]["kernel"]))
+            sonde_jax.step(state)
+    run = sonde.open(session.path)
+    assert run.tensors.snapshots()["step"].to_pylist() == [0, 2, 3, 4]
+    assert run.warnings == []
+    for at in (0, 2, 4):
+        found = run.tensors.snapshot(at)
+        assert sorted(found) == [
+            "grad/dense.kernel",
+            "optim/0.count",
+            "optim/dense.kernel.mu",
+            "optim/dense.kernel.nu",
+            "param/dense.kernel",
+        ]
+        names = ("param/dense.kernel", "optim/dense.kernel.mu", "grad/dense.kernel")
+        for name, array in zip(names, wanted[at], strict=True):
+            assert found[name].tobytes() == array.tobytes(), (at, name)
+    assert list(run.tensors.snapshot(3)) == ["param/dense.kernel"]
+
+
+def test_a_kind_that_is_planned_and_never_passed_warns_once(tmp_path):
+    with sonde.init(dir=tmp_path) as session:
+        sonde_jax.snapshots(sonde.Snapshots(when=1, kinds="param,grad"))
+        for _ in range(2):
+            sonde_jax.keep(param={"w": jnp.ones(2, jnp.bfloat16)})
+            sonde_jax.step(loss=1.0)
+        with pytest.raises(UsageError, match="params"):
+            sonde_jax.keep(params={})
+    run = sonde.open(session.path)
+    assert run.tensors.snapshot(1)["param/w"].astype("float32").tolist() == [1, 1]
+    assert len([warning for warning in run.warnings if '"grad"' in str(warning)]) == 1
+
+
+def test_a_plan_that_jax_cannot_follow_is_refused(tmp_path):
+    with sonde.init(dir=tmp_path), pytest.raises(UsageError, match="probe"):
+        sonde_jax.snapshots(sonde.Snapshots(probe=np.ones(2)))

@@ -54,6 +54,7 @@ def bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.timeout(1200)
 def test_training_does_not_change_by_a_bit(bits):
     """Losses, weights, statistics of norms, seeds and the optimizer's state, after 54 steps that were all recorded."""
+    bits = {name: seen for name, seen in bits.items() if name != "snapshots"}
     models = {"dense", "dropout", "conv", "norm", "lstm", "embedding", "mixed", "counting", "adam", "eager"}
     assert models <= bits.keys()
     for name, seen in bits.items():
@@ -61,6 +62,34 @@ def test_training_does_not_change_by_a_bit(bits):
         assert seen["recorded"] == seen["steps"], name
         assert seen["acts"], name
     assert all(bits[name]["steps"] == 54 for name in models)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+class TestSnapshots:
+    """Against the same `fit` without sonde, whose variables are read before each step."""
+
+    def test_variables_and_states_are_those_before_the_step_bit_by_bit(self, bits):
+        seen = bits["snapshots"]
+        assert seen["steps"] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+        # TensorFlow and JAX create the optimizer's state in their own order: each step has the same set of bytes.
+        assert (seen["variables"], seen["adam"]) == ([True] * 5, True)
+        assert seen["warnings"] == []
+
+    def test_gradients_are_those_that_were_applied(self, bits):
+        """Up to the rounding of the update itself."""
+        assert bits["snapshots"]["update"] < 1e-5
+
+    def test_outputs_and_inputs_are_those_of_the_batch(self, bits):
+        seen = bits["snapshots"]
+        assert seen["act"] < 1e-5
+        assert seen["batch"]
+
+    def test_no_variable_changes_by_a_bit(self, bits):
+        assert bits["snapshots"]["same"] == [True, True]
+
+    def test_on_request_with_other_kinds(self, bits):
+        assert {"act/first", "act/last", "act/dropout"} <= set(bits["snapshots"]["asked"])
 
 
 @pytest.mark.slow

@@ -112,11 +112,24 @@ def test_tensors_without_values_are_left_alone():
     assert not is_plain_tensor(fake)
 
 
-def test_subclasses_are_left_alone():
+def test_subclasses_with_plain_data_are_read_without_calling_their_functions():
     class Mine(torch.Tensor):
-        pass
+        @classmethod
+        def __torch_function__(cls, *args, **kwargs):
+            raise AssertionError
 
-    assert floating_tensors(torch.ones(3).as_subclass(Mine)) == []
-    assert floating_tensors((torch.ones(3).as_subclass(Mine), t(2)))[0][1].item() == 2
+    mine = torch.Tensor._make_subclass(Mine, torch.full((1,), 3.0))
+    ((_, first), (_, second)) = floating_tensors((mine, t(2)))
+    assert (type(first), first.item(), second.item()) == (torch.Tensor, 3, 2)
+    assert [found.item() for _, found in floating_tensors(mine)] == [3]
+
+
+def test_other_subclasses_are_left_alone():
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *args, **kwargs):
+            raise AssertionError
+
+    assert floating_tensors(torch.Tensor._make_subclass(Wrapper, torch.ones(3))) == []
     assert is_plain_tensor(torch.nn.Parameter(torch.ones(1)))
     assert not is_plain_tensor([1.0])

@@ -135,10 +135,10 @@ def finished(finished_once: Recording, tmp_path: Path) -> Recording:
     )
 
 
-def write_snapshots(dir: Path, snapshots: Mapping[int, Mapping[str, np.ndarray]]) -> Run:
+def write_snapshots(dir: Path, snapshots: Mapping[int, Mapping[str, np.ndarray]], options: Any = None) -> Run:
     """A finished run with these tensors, kept by the real store."""
     path = create_run(dir, project="lake", name=None, config={}, tags=(), notes="")
-    store = open_store("zarr", path)
+    store = open_store("zarr", path, options)
     for step, tensors in snapshots.items():
         host = {name: HostTensor.of(np.asarray(array, order="C")) for name, array in tensors.items()}
         store.write(Snapshot(step, 1000.0 + step, "test", host))
@@ -148,5 +148,5 @@ def write_snapshots(dir: Path, snapshots: Mapping[int, Mapping[str, np.ndarray]]
 
 
 @pytest.fixture(scope="session")
-def keep_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]:
-    return lambda snapshots: write_snapshots(tmp_path_factory.mktemp("lakes"), snapshots)
+def keep_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    return lambda snapshots, options=None: write_snapshots(tmp_path_factory.mktemp("lakes"), snapshots, options)

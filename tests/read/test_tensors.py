@@ -182,11 +182,12 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_large_tensor_is_read_in_chunks_and_only_where_asked(
     keep_snapshots: Keep, monkeypatch: pytest.MonkeyPatch, num_read: list[int]
 ) -> None:
-    monkeypatch.setattr("sonde.write.tensors.archive_file.CHUNK_BYTES", 1 << 18)
     monkeypatch.setattr("sonde.read.tensors.tensors.LARGE", 2 << 20)
     monkeypatch.setattr("sonde.read.tensors.tensors.CHUNK", 1 << 20)
     large = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)  # 2 MiB
-    run = keep_snapshots({step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)})
+    run = keep_snapshots(
+        {step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)}, {"chunk_mib": 0.25}
+    )
     found = tensor_over_steps(lambda: FolderTensorStore(run.path), "param/large")
     assert found.chunks is not None
     assert sum(num_read) < 10_000  # two documents

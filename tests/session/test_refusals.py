@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -46,6 +46,12 @@ def model() -> torch.nn.Module:
     return torch.nn.Linear(2, 2)
 
 
+class Duck:
+    """Looks like an optimizer."""
+
+    def step(self) -> None: ...
+
+
 def wrong(**keywords: Any) -> Callable[[], object]:
     return lambda: sonde.watch(model(), **keywords)
 
@@ -65,6 +71,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "store option": (wrong(snapshots=sonde.Snapshots(options={"compresion": "zstd"})), 'Did you mean "compression"'),
     "store value": (wrong(snapshots=sonde.Snapshots(options={"compression": "zip"})), "Known: auto"),
     "model": (lambda: sonde.watch("model"), "takes a torch.nn.Module"),  # type: ignore[arg-type]
+    "duck-typed optimizer": (lambda: sonde.watch(model(), cast(Any, Duck())), "call sonde.step() after"),
     "optimizer": (lambda: sonde.watch(model(), "adam"), "takes a torch optimizer"),  # type: ignore[arg-type]
     "size": (wrong(snapshots=True, snapshot_mib=1e-6), "snapshot_mib="),
     "init": (lambda: sonde.init(projct="gpt"), 'no setting "projct"'),  # type: ignore[call-arg]

@@ -253,3 +253,73 @@ def test_a_run_that_cannot_begin_does_not_end_the_script(capfd: Any) -> None:
     told = capfd.readouterr()
     assert told.out == "trained\n"
     assert "the script is not recorded" in told.err
+
+
+WHOLE = {"snapshots": "{when: every(2), kinds: 'param,grad', options: {compression: none}}", "sites": "[weight]"}
+
+
+def test_the_command_line_can_ask_for_all_that_watch_can() -> None:
+    (found,) = run("sonde.init()\nsonde.watch(model, snapshots=False, grads=False)\ntrain(3)", record=WHOLE)
+    assert found.tensors.snapshots()["step"].to_pylist() == [0, 2]
+    assert sorted(found.tensors.snapshot(0)) == ["grad/weight", "param/weight"]
+    assert set(found.sites()["kind"].to_pylist()) & {"param", "grad"} == {"param"}  # what it does not say, holds
+
+
+@pytest.mark.parametrize("where", ["file", "variables", "init"])
+def test_a_setting_says_what_is_recorded(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = "sonde.init()\n"
+    if where == "file":
+        Path("sonde.yaml").write_text(
+            "record:\n  sites: weight\n  params: first(1) | every(2)\n  snapshots: {when: 2, kinds: [param]}\n"
+        )
+    elif where == "variables":
+        monkeypatch.setenv("SONDE_RECORD__SITES", "weight")
+        monkeypatch.setenv("SONDE_RECORD__PARAMS", "first(1) | every(2)")
+        monkeypatch.setenv("SONDE_RECORD__SNAPSHOTS", "{when: 2, kinds: [param]}")
+    else:
+        begin = (
+            'sonde.init(record={"sites": "weight", "params": sonde.every(2), "snapshots": sonde.Snapshots(when=2)})\n'
+        )
+    (found,) = run(f"{begin}train(4)")  # no model is named
+    assert found.tensors.snapshots()["step"].to_pylist() == [0, 2]
+    assert list(found.tensors.snapshot(0)) == ["param/weight"]
+    assert found.stats("param/weight/norm")["step"].to_pylist() == [0, 2]
+
+
+def test_a_decorator_can_ask_for_all_that_watch_can() -> None:
+    import torch
+
+    @sonde.record(snapshots=sonde.Snapshots(when=2, kinds="grad"), sites="*.weight", params=False, hist_every=3)
+    def train() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    train()
+    found = sonde.open("latest")
+    assert found.tensors.snapshots()["step"].to_pylist() == [0, 2]
+    assert list(found.tensors.snapshot(0)) == ["grad/0.weight"]
+    assert "param" not in found.sites()["kind"].to_pylist()
+    model = sonde.record(torch.nn.Linear(2, 1), snapshots=True, project="one", activations=False)
+    sonde.finish()
+    assert isinstance(model, torch.nn.Linear)
+    with pytest.raises(UsageError, match="snapshot"):
+        sonde.record(torch.nn.Linear(2, 1), snapshot=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"activations": "evry(3)"}, "is not a schedule"),
+        ({"snapshots": "{whn: 3}"}, 'no "whn"'),
+        ({"snapshots": "{when: each(3)}"}, "is not a schedule"),
+        ({"snapshot": "3"}, 'Did you mean "record.snapshots"'),
+    ],
+)
+def test_wrong_text_is_refused_before_the_script_runs(record: dict[str, str], says: str) -> None:
+    Path("train.py").write_text("open('ran', 'w')")
+    with pytest.raises((UsageError, SettingsError), match=says):
+        run_script("train.py", [], record=record)
+    assert not Path("ran").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,10 @@ def run(
     budget: Annotated[
         float | None, typer.Option("--budget", help="Fraction of the time that recording may add, e.g. 0.01.")
     ] = None,
+    record: Annotated[
+        list[str] | None,
+        typer.Option("--record", metavar="NAME=VALUE", help="What to record: a keyword of sonde.watch. Repeatable."),
+    ] = None,
 ) -> None:
     """Run a training script and record it. The script needs no changes.
 
@@ -35,9 +39,22 @@ def run(
       sonde run train.py --lr 3e-4
       sonde run --project gpt --name baseline train.py
       sonde run -m mypackage.train --epochs 3
+      sonde run --record "snapshots=every(100)" --record "sites=layers.*" train.py
+      sonde run --record "snapshots={when: 100, kinds: 'param,grad', store: icechunk}" train.py
     """
     from sonde.session import run_script
 
     options = {"project": project, "name": name, "dir": dir, "notes": notes, "budget": budget, "tags": tuple(tag or ())}
-    given = {key: value for key, value in options.items() if value not in (None, ())}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value not in (None, ())}
+    if record:
+        given["record"] = _named(record)
     raise typer.Exit(run_script(script, list(arguments or ()), is_module=is_module, **given))
+
+
+def _named(options: list[str]) -> dict[str, str]:
+    from sonde.errors import UsageError
+
+    wrong = [option for option in options if "=" not in option]
+    if wrong:
+        raise UsageError(f'--record takes NAME=VALUE, for example --record "snapshots=every(100)"; got "{wrong[0]}".')
+    return {name.strip(): value for name, _, value in (option.partition("=") for option in options)}

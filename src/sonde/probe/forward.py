@@ -193,7 +193,10 @@ class ForwardTap:
             sink.module_called(place, module, args, output)
             if not place.is_selected or not (sink.wants_activations or sink.wants_activation_grads):
                 return
-            for suffix, tensor in floating_tensors(output):
+            found = floating_tensors(output)
+            if not found and sink.wants_activations:
+                place.is_unread = True
+            for suffix, tensor in found:
                 if sink.wants_activations:
                     sink.activation(place, suffix, tensor)
                 # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is not an

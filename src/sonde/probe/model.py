@@ -35,6 +35,8 @@ class ModuleRef:
     aliases: tuple[str, ...]
     is_selected: bool = True
     has_fired: bool = False
+    is_unread: bool = False
+    """Whether an output had no tensor that could be recorded."""
     keys: dict[tuple[str, str], Any] = field(default_factory=dict)
     number: int = 0
     """Its position among the modules."""

@@ -1,4 +1,5 @@
-"""The tensors inside a module's output: tensors, tuples, lists, dicts, dataclasses; other types are ignored."""
+"""The tensors inside a module's output: tensors and simple subclasses of them, tuples, lists, dicts, dataclasses; other
+types are ignored."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
 from sonde.schema.names import site_name
 
@@ -42,13 +45,26 @@ def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        if is_plain_tensor(value) and _is_floating(value):
-            yield path, value
+        tensor = _as_plain(value)
+        if tensor is not None and _is_floating(tensor):
+            yield path, tensor
         return
     if depth >= _MAX_DEPTH:
         return
     for key, item in items_of(value):
         yield from _walk(item, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _as_plain(value: Tensor) -> Tensor | None:
+    """The tensor, or the plain tensor with the same data for a subclass that only adds Python methods, such as
+    fastai's images. None for one without data, or whose data only the subclass itself understands."""
+    if is_plain_tensor(value):
+        return value
+    has_data = type(value).__torch_dispatch__ is Tensor.__torch_dispatch__ and not is_lazy(value)
+    if not has_data or isinstance(value, Parameter):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():  # also reading an attribute would call the subclass
+        return None if value.is_meta else value.as_subclass(Tensor)
 
 
 def items_of(value: Any) -> list[tuple[Any, Any]]:

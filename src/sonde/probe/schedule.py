@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -59,6 +60,33 @@ def first(steps: int) -> Schedule:
     """The first `steps` steps."""
     _check_count("first", steps)
     return Schedule(lambda step: step < steps, f"first({steps})", 0.0)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A schedule as text, in a settings file or on the command line.
+
+    >>> parse_schedule("first(100) | every(500)")
+    first(100) | every(500)
+    """
+    try:
+        return _parsed(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        raise UsageError(
+            f'"{text}" is not a schedule; write every(10), first(100) | every(500), a number, true or false.'
+        ) from None
+
+
+def _parsed(node: ast.expr) -> Schedule:
+    match node:
+        case ast.BinOp(left, ast.BitOr(), right):
+            return _parsed(left) | _parsed(right)
+        case ast.BinOp(left, ast.BitAnd(), right):
+            return _parsed(left) & _parsed(right)
+        case ast.Call(ast.Name("every"), [ast.Constant(int() as steps)], []):
+            return every(steps)
+        case ast.Call(ast.Name("first"), [ast.Constant(int() as steps)], []):
+            return first(steps)
+    raise ValueError(ast.dump(node))
 
 
 def _check_count(name: str, steps: object) -> None:

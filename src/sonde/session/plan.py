@@ -124,6 +124,11 @@ def check_optimizers(optimizer: object) -> list[Optimizer] | None:
         if isinstance(item, _Loss):
             continue  # the criterion, as second argument like in wandb.watch
         inner = getattr(item, "optimizer", item)  # accelerate and others wrap the optimizer that steps
+        if callable(getattr(inner, "step", None)) and not isinstance(inner, Optimizer | type):
+            raise NotAModelError(
+                f"watch(model, optimizer) takes a torch optimizer, or several; {type(item).__name__} is not one. Leave "
+                "it out, watch(model), and call sonde.step() after each of its steps."
+            )
         if not isinstance(inner, Optimizer):
             raise NotAModelError(
                 f"watch(model, optimizer) takes a torch optimizer, or several; got {type(item).__name__}."

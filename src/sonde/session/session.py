@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
 from sonde.config import Settings
 from sonde.errors import SessionError, SondeError
 from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
 from sonde.schema.mutes import MUTE, parse_mutes
 from sonde.schema.words import recording_took
+from sonde.session.keras_models import is_fitted, keras_adapter
 from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
@@ -28,6 +29,7 @@ from sonde.session.process.exits import exits
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.training_step import StepRecorder
+from sonde.session.written_keywords import watch_keywords
 from sonde.write.ending import leave_exit_code
 from sonde.write.folder import absolute, remove_run
 from sonde.write.ranks import RankEvents
@@ -84,6 +86,11 @@ class Session:
         )
         self.recording.writer.note(**{MUTE: [mute.as_dict() for mute in parse_mutes(settings.mute)]})
         self.steps = StepRecorder(self.recording)
+        self.defaults: dict[str, Any] = {**watch_keywords(settings)}
+        """Keywords of `watch` for models that are watched without them: the setting `record`, and those of a
+        decorator."""
+        self.overrides: Mapping[str, Any] = {}
+        """Keywords of `watch` from the command line, which no call changes."""
         self._tell_snapshots = self.steps.snapshots.asks.found
         self.on_watch: Callable[[], None] | None = None
         """Called when the program watches a model: automatic model search then stops."""
@@ -135,14 +142,21 @@ class Session:
     @spelled_out(WatchKeywords)
     def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> Session:
         """Record what happens inside a model. Without an optimizer, every one that updates its parameters is
-        followed. `sonde.watch` describes the keywords."""
-        from sonde.session.plan import WatchRequest
-
+        followed. `sonde.watch` describes the keywords. Of a compiled Keras model, every `fit` is recorded."""
         try:
-            return self._watch(WatchRequest.of(model, optimizer, keywords))
+            if is_fitted(model, optimizer):
+                keras_adapter().watch_model(model, self, keywords)
+                return self
+            from sonde.session.plan import WatchRequest
+
+            return self._watch(WatchRequest.of(model, optimizer, self.with_defaults(keywords)))
         except SondeError:
             self._is_refused = True
             raise
+
+    def with_defaults(self, given: Mapping[str, Any]) -> WatchKeywords:
+        """The keywords of a call, with those of this session for what it does not say."""
+        return cast(WatchKeywords, {**self.defaults, **given, **self.overrides})
 
     def _watch(self, request: WatchRequest) -> Session:
         began_s = time.perf_counter()

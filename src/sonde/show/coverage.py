@@ -12,6 +12,7 @@ from sonde.show.term.number import percent
 NUM_NAMED: Final = 5
 _MEANINGS: Final = {
     "modules_never_seen": ("module", "never ran"),
+    "outputs_unread": ("module", "ran without an output that can be recorded"),
     "parameters_without_gradient": ("parameter", "never had a gradient"),
     "parameters_not_in_optimizer": ("parameter", "not in the optimizer"),
     "unreadable": ("site", "could not be read"),

@@ -191,6 +191,7 @@ def test_cluster_gives_the_same_answers(is_named: bool, run: Run, monkeypatch: p
         "spectra": run.tensors.spectra("param/*"),
         "distribution": run.tensors.distribution("param/0.weight"),
         "similarity": run.tensors.similarity("grad/*"),
+        "cka": run.tensors.cka("grad/*.weight", check=False),
     }
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
     with cluster, Client(cluster) as client:
@@ -201,7 +202,9 @@ def test_cluster_gives_the_same_answers(is_named: bool, run: Run, monkeypatch: p
         assert run.tensors.spectra("param/*", **given).equals(alone["spectra"])
         assert run.tensors.distribution("param/0.weight", **given).equals(alone["distribution"])
         assert run.tensors.similarity("grad/*", **given).equals(alone["similarity"])
-        assert len(calls) == 4
+        assert run.tensors.cka("grad/*.weight", check=False, **given).equals(alone["cka"])
+        assert alone["cka"].num_rows > 1
+        assert len(calls) == 5
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,28 @@ def test_a_tag_names_the_step_that_was_asked_for_or_nothing(run_folder: Path) ->
     assert open_tensor_store(run_folder, tag="newest").steps == [1, 2, 3]
     reader: Any = open_tensor_store(run_folder, branch="main")
     assert (reader.tags, reader.branches) == (["newest", "second"], ["main"])
+
+
+@pytest.mark.slow
+def test_a_branch_moves_back_and_a_time_may_be_a_datetime(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2, 3)
+    store.tag("first", 1)
+    store.create_branch("what-if", 3)
+    assert store.reset_branch("what-if", 2) == store.history()[1]["id"]
+    for wrong, says in (({"name": "main", "step": 1}, "acknowledged"), ({"name": "nothing", "step": 1}, "no branch")):
+        with pytest.raises(RunError, match=says):
+            store.reset_branch(**wrong)
+    with pytest.raises(RunError, match="a step or a tag"):
+        store.reset_branch("what-if")
+    assert store.expire(datetime(2020, 1, 1, tzinfo=UTC)) == 0
+    store.close()
+    assert open_tensor_store(run_folder, branch="what-if").steps == [1, 2]
+    assert open_tensor_store(run_folder).steps == [1, 2, 3]
+    store = open_store("icechunk", run_folder)
+    store.reset_branch("what-if", tag="first")
+    store.close()
+    assert open_tensor_store(run_folder, branch="what-if").steps == [1]
 
 
 @pytest.mark.slow

@@ -91,16 +91,47 @@ def test_an_array_has_the_name_of_its_tensor(tmp_path: Path) -> None:
 def test_a_large_tensor_in_many_chunks_keeps_its_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], num_threads: int
 ) -> None:
-    monkeypatch.setattr(archive_file, "CHUNK_BYTES", 1 << 10)  # what takes gigabytes otherwise
     monkeypatch.setattr(archive_file, "NUM_THREADS", num_threads)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    store = open_store("zarr", tmp_path)
+    store = open_store("zarr", tmp_path, {"chunk_mib": 1 / 1024})  # what takes gigabytes otherwise
     store.write(Snapshot(1, 0.0, "", {"param/layers.0.weight": HostTensor.of(values)}))
     assert np.array_equal(group_of(tmp_path, 1)["param/layers.0.weight"][...], values)
     assert np.array_equal(store.read(1).tensors["param/layers.0.weight"].values(), values)
     middle = tuple(slice(length // 3, None) for length in shape)
     assert np.array_equal(FolderTensorStore(tmp_path).read_part(1, "param/layers.0.weight", middle), values[middle])
     store.close()
+
+
+def test_codec_level_and_chunk_size_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    compression = {"param": "zstd:7", "optim": "lz4:2", "grad": "none"}
+    store = open_store("zarr", tmp_path, {"compression": compression, "chunk_mib": 0.5})
+    values = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)  # 1 MiB
+    names = ["param/weight", "optim/weight.exp_avg", "grad/weight", "act/weight"]
+    store.write(Snapshot(1, 0.0, "", {name: HostTensor.of(values) for name in names}))
+    store.close()
+    group = group_of(tmp_path, 1)
+    found = [[c.to_dict()["configuration"] for c in group[name].compressors if "cname" in str(c)] for name in names]
+    assert [[(c["cname"], c["clevel"]) for c in one] for one in found] == [
+        [("zstd", 7)], [("lz4", 2)], [], [("lz4", 5)]
+    ]  # fmt: skip
+    assert {group[name].chunks for name in names} == {(256, 512)}
+    assert all(np.array_equal(group[name][...], values) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"compression": "zstd:10"}, "zstd:0 to zstd:9"),
+        ({"compression": "none:1"}, "no such level"),
+        ({"compression": {"weights": "zstd"}}, "kind of tensor"),
+        ({"compression": {"param": "zip"}}, "compression"),
+        ({"compression": 3}, "must be text"),
+        ({"chunk_mib": 0}, "chunk_mib must be above 0"),
+    ],
+)
+def test_a_wrong_codec_level_or_chunk_size_is_refused(tmp_path: Path, options: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        open_store("zarr", tmp_path, options)
 
 
 def test_xarray_opens_the_tensors_of_a_kind(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@
 
 Any tree can be sketched explicitly: `sketch({"grad": grads})` inside `jit`, `step(sketches)` outside. Sharded arrays
 are sketched as a whole; under `pmap` the sketch is of the first device.
+
+Whole tensors: `snapshots(sonde.every(100))` once, and in the loop `keep(param=params, grad=grads, optim=opt_state)`.
 """
 
-from sonde.adapters.jax.recorder import describe, recorded, sketch, step
+from sonde.adapters.jax.recorder import describe, keep, recorded, sketch, snapshots, step
 from sonde.adapters.jax.sketches import Sketches
 
-__all__ = ["Sketches", "describe", "recorded", "sketch", "step"]
+__all__ = ["Sketches", "describe", "keep", "recorded", "sketch", "snapshots", "step"]

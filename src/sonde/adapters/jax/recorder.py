@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 
 try:
     import jax
@@ -20,20 +20,25 @@ except ImportError as error:
     raise MissingPackageError("jax", "jax", "sonde.jax") from error
 
 from sonde.adapters.jax.flax_modules import modules_of
+from sonde.adapters.jax.kept_snapshots import KEPT_KINDS, KeptSnapshots
 from sonde.adapters.jax.sketches import Sketches, sketch_arrays, to_rows
 from sonde.adapters.jax.structure import structure_of, write_structure
 from sonde.budget.compiled_meter import CompiledMeter
 from sonde.probe.optimizer.hyperparameters import Hyperparameters
+from sonde.probe.schedule import When
 from sonde.schema.names import KINDS, site_name
 from sonde.schema.packages import require
 from sonde.schema.records import Site
 from sonde.session import Session, init
 from sonde.session.entry.current import active_session
 from sonde.session.entry.external import put_rows, put_settings
+from sonde.session.snapshot_plan import Snapshots
+from sonde.session.snapshots.external import check_plan
 
 _NOTHING = "step() got no sketches: pass the state of an optimizer wrapped in recorded(), or the result of sketch()."
 _OTHER_NAMES: Final = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2"}
 _hyperparameters: WeakKeyDictionary[Session, Hyperparameters] = WeakKeyDictionary()
+_kept_snapshots: WeakKeyDictionary[Session, KeptSnapshots] = WeakKeyDictionary()
 _UNKNOWN = (
     "sketches are part of the compiled step; use recorded(..., every=10) to have steps without them to compare with"
 )
@@ -113,7 +118,72 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
         session.log(scalars)
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
         session.recording.breaker("jax", error)
+    if session in _kept_snapshots:
+        _guarded_end(session)
     session.step()
+
+
+def snapshots(plan: Snapshots | When = True, /) -> None:
+    """Keep whole tensors of chosen steps: `snapshots(sonde.Snapshots(when=sonde.every(100), kinds="param,grad"))`.
+
+    The plan says which steps and kinds; `keep` passes the tensors.
+    """
+    checked = check_plan(plan, KEPT_KINDS)
+    session = active_session() or init()
+    if isinstance(session, Session):
+        _kept_snapshots[session] = KeptSnapshots(session, checked)
+
+
+def keep(**trees: Any) -> bool:
+    """Pass trees of arrays for a snapshot of the current step, by kind: `keep(param=params, grad=grads)`.
+
+    Call it before `step`, and before a compiled step that donates these arrays. On steps without a snapshot it does
+    nothing. Returns whether this step has one.
+    """
+    session = active_session() or init()
+    if not isinstance(session, Session):
+        return False
+    try:
+        return _snapshots_of(session).keep({kind: partial(_arrays, kind, tree) for kind, tree in _checked(trees)})
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - our failure must not end their training
+        session.recording.breaker("jax snapshot", error)
+        return False
+
+
+def _guarded_end(session: Session) -> None:
+    try:
+        _kept_snapshots[session].end()
+    except Exception as error:  # noqa: BLE001 - our failure must not end their training
+        session.recording.breaker("jax snapshot", error)
+
+
+def _arrays(kind: str, tree: Any) -> list[tuple[str, Any]]:
+    """The arrays of a tree by site. What `recorded` adds to the state of an optimizer is left out."""
+    found: list[tuple[str, Any]] = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, RecordedState))[
+        0
+    ]:
+        if isinstance(leaf, RecordedState):
+            place = f"{_site(path)}." if path else ""
+            found += [(place + name, array) for name, array in _arrays(kind, leaf.inner)]
+        else:
+            found += [(_site(path), array) for _, _, array in _named(kind, leaf)]
+    return found
+
+
+def _checked(trees: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for kind, tree in trees.items():
+        if kind not in KEPT_KINDS:
+            raise UnknownNameError("snapshot kind", kind, KEPT_KINDS)
+        yield kind, tree
+
+
+def _snapshots_of(session: Session) -> KeptSnapshots:
+    if session not in _kept_snapshots:
+        _kept_snapshots[session] = KeptSnapshots(session, None)
+    return _kept_snapshots[session]
 
 
 def describe(model: Any, *inputs: Any, **options: Any) -> None:

@@ -89,6 +89,13 @@ def kept(value: Any) -> Any:
     return value.detach().clone() if BACKEND == "torch" and ops.is_tensor(value) else value
 
 
+def wait_for_callbacks() -> None:
+    """Wait for what compiled functions of JAX still have to report."""
+    import jax
+
+    jax.effects_barrier()  # type: ignore[no-untyped-call]
+
+
 def num_replicas(model: Any) -> int:
     return int(model.distribute_strategy.num_replicas_in_sync) if BACKEND == "tensorflow" else 1
 

@@ -13,10 +13,10 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 from sonde.config import Settings
-from sonde.errors import MissingPackageError
+from sonde.errors import MissingPackageError, UsageError
 
 try:
     import keras
@@ -25,12 +25,16 @@ except ImportError as error:
 
 from keras import ops
 
-from sonde.adapters.keras.backend import BACKEND
+from sonde.adapters.keras.backend import BACKEND, wait_for_callbacks
 from sonde.adapters.keras.recorder import KerasRecorder
+from sonde.adapters.keras.snapshots import KINDS
 from sonde.probe.schedule import When, as_schedule, every, first
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
 from sonde.session.keywords import RunKeywords, spelled_out
+from sonde.session.snapshot_plan import Snapshots
+from sonde.session.snapshots.external import check_plan
+from sonde.write.tensors.store import check_store
 
 DEFAULT_WHEN: Final = first(100) | every(10)
 """Sketches of a compiler's operations cost many times as much as our torch kernels. The budget thins out further."""
@@ -43,8 +47,8 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Records `fit`. Uses a session that was passed in or is already open, and leaves it open; otherwise starts one.
 
     `SondeCallback(project="mnist", activations=False, when=every(10))`: `when` is a schedule as in `sonde.watch`; on
-    other steps Keras's own training function runs. All other keywords are options of `sonde.init`. Used for another
-    `fit`, it continues the same run.
+    other steps Keras's own training function runs. `snapshots`: whole tensors to keep, as in `sonde.watch`. All other
+    keywords are options of `sonde.init`. Used for another `fit`, it continues the same run.
     """
 
     @spelled_out(RunKeywords)
@@ -55,11 +59,15 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         activations: bool = True,
         optim: bool = True,
         when: When = True,
+        snapshots: Snapshots | When = None,
         **init: Unpack[RunKeywords],
     ) -> None:
         super().__init__()
-        self._activations, self._optim = activations, optim
-        self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
+        given: dict[str, Any] = {"activations": activations, "optim": optim, "when": when, "snapshots": snapshots}
+        self._given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
+        _checked(self._given)
+        self._plan = check_plan(snapshots, KINDS)
+        check_store(self._plan.store, self._plan.options)
         # Also for a session that has started.
         self._budget: Any = Settings.load(budget=init["budget"]).budget if "budget" in init else ...
         self._joining = TrainerSession(session, init)
@@ -67,6 +75,11 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._left: Any = None
         self._seen = (0, 0)
         """Iterations of the optimizer when its position was last known, and the next step of the run at that time."""
+
+    def _asked(self, session: Session) -> dict[str, Any]:
+        """The keywords of this callback; for what it does not say, those of the session."""
+        asked = session.with_defaults(self._given)
+        return _checked({name: value for name, value in asked.items() if name in _DEFAULTS})
 
     @property
     def session(self) -> Session | NullSession | None:
@@ -85,9 +98,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._recorder = KerasRecorder(
                 session,
                 model,
-                when=self._when,
-                activations=self._activations,
-                optim=self._optim,
+                **self._asked(session),
                 budget=self._budget,
                 num_batches=(self.params or {}).get("steps"),
                 iterations=_iterations(model),
@@ -168,6 +179,15 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 TracerCallback = SondeCallback
+_DEFAULTS: Final = {"activations": True, "optim": True, "when": True, "snapshots": None}
+_OF_WATCH: Final = frozenset({*_DEFAULTS, "budget"})
+"""The keywords of `watch` that a Keras model has too."""
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {**_DEFAULTS, **given}
+    when = as_schedule(asked["when"], default=DEFAULT_WHEN, argument="when")
+    return {**asked, "when": when, "snapshots": check_plan(asked["snapshots"], KINDS)}
 
 
 def _iterations(model: Any) -> int:
@@ -179,10 +199,8 @@ def _wait(session: Session) -> None:
     """Wait for JAX activations that are still being computed."""
     if BACKEND != "jax":
         return
-    import jax
-
     try:
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
+        wait_for_callbacks()
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
         session.recording.breaker("keras", error)
 
@@ -208,6 +226,28 @@ def record_model(model: Any, options: Mapping[str, Any]) -> Any:
     """`sonde.record(model)`: each of its `fit` calls is recorded, one after the other in the same run."""
     vars(model)["fit"] = functools.partial(_fit, SondeCallback(**options), model.fit)
     return model
+
+
+def watch_model(model: Any, session: Session, given: Mapping[str, Any]) -> None:
+    """`sonde.watch(model)`: each of its `fit` calls is recorded in this session."""
+    check_watch(given)
+    callback = SondeCallback(session, **cast(Any, given))
+    session.steps.snapshots.follow_external(callback._plan)
+    own = vars(model).get("fit")
+    vars(model)["fit"] = functools.partial(_fit, callback, model.fit)
+
+    def restore() -> None:
+        vars(model).pop("fit", None) if own is None else vars(model).update(fit=own)
+
+    session.recording.at_finish.append(restore)
+
+
+def check_watch(given: Mapping[str, Any]) -> None:
+    """Refuse keywords of `watch` that Keras has no use for, and invalid values."""
+    wrong = sorted(given.keys() - _OF_WATCH)
+    if wrong:
+        raise UsageError(f"watch() of a Keras model has no {wrong[0]}=. Known: {', '.join(sorted(_OF_WATCH))}.")
+    SondeCallback(**cast(Any, given))
 
 
 def record_class(model_class: Any, options: Mapping[str, Any]) -> Any:

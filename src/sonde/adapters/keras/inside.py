@@ -35,6 +35,16 @@ from sonde.session.session import Session
 
 OURS: Final = "sonde"
 """The key of the sketches in the result of a training step, until they are removed again."""
+WHOLE: Final = "whole "
+"""The beginning of the names of whole tensors among the results of a step."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The tensors of a snapshot that only the step itself has."""
+
+    kinds: frozenset[str]
+    wants: Callable[[str, Any], bool]
 
 
 @dataclass
@@ -50,6 +60,8 @@ class _Step:
     seen: set[str] = field(default_factory=set)
     numbers: dict[str, Any] = field(default_factory=dict)
     calls: dict[str, tuple[int, int]] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+    """Whole tensors for a snapshot, by name."""
 
 
 class InsideStep:
@@ -60,6 +72,8 @@ class InsideStep:
         self.names = KerasNames(model)
         self.collector = Collector(session, is_compiled=is_compiled(model))
         self.is_recording = False
+        self.keeping: Keeping | None = None
+        """The whole tensors that the current step returns, in addition to its sketches."""
         self.settings: dict[str, float] = {}
         """The other numbers of the optimizers, by the names they are recorded under."""
         self._optimizers = optimizers(model)
@@ -75,6 +89,7 @@ class InsideStep:
         try:
             if BACKEND == "jax" and self.model.optimizer is not None:
                 step.number = args[0][2][index(self.model.optimizer.variables, self.model.optimizer.iterations)]
+            self._guarded(self._keep_batch, step, args[-1])
             result = original(*args)
         finally:
             self._step = None
@@ -87,7 +102,21 @@ class InsideStep:
         return (logs, *state) if state else logs
 
     def _together(self, step: _Step) -> dict[str, Any]:
-        return {**self.collector.sketched(step.parts), **self.collector.sketched(step.acts), **step.numbers}
+        sketches = {**self.collector.sketched(step.parts), **self.collector.sketched(step.acts)}
+        return {**sketches, **step.numbers, **step.whole}
+
+    def _keep_batch(self, step: _Step, data: Any) -> None:
+        if self.keeping is not None and "batch" in self.keeping.kinds:
+            inputs = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
+            self._keep(step, [(f"batch/input.{i}", x) for i, x in enumerate(inputs) if ops.is_tensor(x)])
+
+    def _keep(self, step: _Step, named: Sequence[tuple[str, Any]], owner: Any = None) -> None:
+        """Return these tensors with the step's numbers, if they are part of a snapshot."""
+        assert self.keeping is not None
+        for name, value in named:
+            key = f"{WHOLE}{name}"
+            if self.keeping.wants(name, owner) and key not in step.whole:
+                step.whole[key] = copied(value)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -154,6 +183,10 @@ class InsideStep:
         used = clipped(optimizer, plain)
         owners = [variable for variable, _ in having]
         self._add(step, "grad", owners, plain if used is None else used, raws=None if used is None else plain)
+        if self.keeping is not None and "grad" in self.keeping.kinds:
+            for variable, grad in zip(owners, plain if used is None else used, strict=True):
+                name = f"grad/{self.names.site_of('grad', variable).name}"
+                self._keep(step, [(name, grad)], self.names.owner_of(variable))
         return kept
 
     def _after(self, step: _Step, variables: Any, before: Any, after: Any, slots: Any) -> None:
@@ -220,6 +253,8 @@ class InsideStep:
             sites = [act(name=name, dtype=dtype(x)) for name, x in zip(names, tensors, strict=True)]
             values = [ops.stop_gradient(x) for x in tensors]
             step.acts.add(sites, values)
+            if self.keeping is not None and "act" in self.keeping.kinds:
+                self._keep(step, [(f"act/{name}", x) for name, x in zip(names, values, strict=True)], layer)
             axis = rectified_axis(layer)
             if axis is not None and len(values) == 1 and len(values[0].shape) > 1:
                 step.acts.add_units(site, values[0], axis)
@@ -227,7 +262,8 @@ class InsideStep:
             import jax
 
             # These are inside the differentiated function, and cannot be returned from it.
-            found = self.collector.sketched(step.acts)
+            acts = {name: step.whole.pop(name) for name in [*step.whole] if name.startswith(f"{WHOLE}act/")}
+            found = {**self.collector.sketched(step.acts), **acts}
             arrived = functools.partial(self._acts_arrived, list(found))
             jax.debug.callback(arrived, step.number, *found.values())
             step.acts = self.collector.begin()

@@ -20,7 +20,27 @@ class KerasNames:
         self._model = model
         self.variables: dict[int, tuple[str, str, str]] = {}
         self._taken: set[str] = set()
+        self._owners: dict[int, Any] = {}
+        """The layer of each variable."""
         self.layers = [(model, "model"), *self._walk(model, "", {id(model)})]
+
+    def states(self) -> Iterator[tuple[str, Any, Any]]:
+        """Name, variable and layer of every variable, also of those that no optimizer trains: statistics of norms, and
+        the states of random numbers."""
+        for layer, path in self.layers:
+            prefix = "" if layer is self._model else f"{path}."
+            more = [*layer._non_trainable_variables, *(generator.state for generator in layer._seed_generators)]
+            for variable in (*layer._trainable_variables, *more):
+                if id(variable) not in self.variables:
+                    name = prefix + variable.name.replace("/", ".")
+                    self._add(variable, name, prefix[:-1], type(layer).__name__)
+                self._owners.setdefault(id(variable), layer)
+        for variable in (*self._model.trainable_variables, *self._model.non_trainable_variables):
+            yield self.site_of("param", variable).name, variable, self._owners.get(id(variable))
+
+    def owner_of(self, variable: Any) -> Any:
+        """The layer of a variable, as far as `states` has found it."""
+        return self._owners.get(id(variable))
 
     def site_of(self, kind: str, variable: Any, ending: str = "") -> Site:
         if id(variable) not in self.variables:  # created when the model was first called

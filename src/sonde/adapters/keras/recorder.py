@@ -8,9 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sonde.adapters.keras.backend import BACKEND, is_compiled, kept, num_replicas, optimizers
+from sonde.adapters.keras.backend import (
+    BACKEND,
+    is_compiled,
+    kept,
+    num_replicas,
+    optimizers,
+    wait_for_callbacks,
+)
 from sonde.adapters.keras.inside import OURS, InsideStep
 from sonde.adapters.keras.rehearsal import Made, stage_for
+from sonde.adapters.keras.snapshots import KerasSnapshots
 from sonde.adapters.keras.structure import describe, settings_of
 from sonde.budget.compiled_meter import CompiledMeter
 from sonde.probe.optimizer.hyperparameters import Hyperparameters
@@ -33,6 +41,7 @@ class KerasRecorder:
         when: Schedule,
         activations: bool,
         optim: bool,
+        snapshots: Any,
         budget: Any,
         num_batches: int | None,
         iterations: int,
@@ -44,6 +53,10 @@ class KerasRecorder:
         self._inside = InsideStep(session, model, optim=optim, acts_arrived=self._acts_arrived)
         self._optimizers = [(optimizer, settings_of(optimizer)) for optimizer in optimizers(model)]
         self._stage = stage_for(model)
+        self._snapshots = KerasSnapshots(session, model, self._inside, snapshots)
+        self._plain: Callable[..., Any] = model.train_function
+        self._functions: dict[frozenset[str], Callable[..., Any]] = {}
+        """A training function for each set of kinds of whole tensors that it returns; they are compiled when used."""
         self._hyperparameters = Hyperparameters()
         self._is_seen = False
         self._num_calls = 0
@@ -70,7 +83,7 @@ class KerasRecorder:
         return not self._num_calls
 
     def _attach(self, model: Any, activations: bool) -> None:
-        plain, inside = model.train_function, self._inside
+        plain, inside = self._plain, self._inside
         self._undo.append(lambda: setattr(model, "train_function", plain))
         self.wrap(model, "train_step", inside.train_step)
         for optimizer in optimizers(model):
@@ -83,7 +96,21 @@ class KerasRecorder:
         for layer, site in inside.names.layers if activations else ():
             self.wrap(layer, "call", functools.partial(inside.call, site, layer))
         model.make_train_function(force=True)
-        model.train_function = functools.partial(self._train_function, plain, model.train_function)
+        self._functions[frozenset()] = model.train_function
+        model.train_function = functools.partial(self._train_function, plain)
+
+    def _recording(self, kinds: frozenset[str]) -> Callable[..., Any]:
+        """The training function that returns these whole tensors too."""
+        if kinds not in self._functions:
+            model, ours, step = self.model, self.model.train_function, vars(self.model)["train_step"]
+            # Another object: JAX knows compiled functions by their identity.
+            vars(model)["train_step"] = functools.wraps(step)(functools.partial(step))
+            try:
+                model.make_train_function(force=True)
+                self._functions[kinds] = model.train_function
+            finally:
+                vars(model)["train_step"], model.train_function = step, ours
+        return self._functions[kinds]
 
     def _measure(self, model: Any, budget: Any) -> CompiledMeter | None:
         """The cost of recording is estimated by comparison in a compiled step, and measured in a torch step."""
@@ -112,26 +139,30 @@ class KerasRecorder:
 
     # --------------------------------------------------------------------------------------------- outside the compiler
 
-    def _train_function(self, plain: Callable[..., Any], recording: Callable[..., Any], *args: Any) -> Any:
+    def _train_function(self, plain: Callable[..., Any], *args: Any) -> Any:
         session = self.session
         self._num_calls += 1
         if session.is_finished or session.recording.breaker.is_open:
             return plain(*args)
+        num_steps, step = self._steps(), session.step_number
+        whole = self._begin_snapshot(step, num_steps, args)
         if self._meter is not None:
             self._meter.begin(time.perf_counter())
-        num_steps, step = self._steps(), session.step_number
         is_wanted = any(map(self._when, range(step, step + num_steps))) and num_replicas(self.model) == 1
-        self._inside.is_recording = session.steps.training.governing.allows(step, "optim", scheduled=is_wanted)
+        is_recording = session.steps.training.governing.allows(step, "optim", scheduled=is_wanted)
+        self._inside.is_recording = is_recording or bool(whole)
+        self._inside.keeping, self._stage.kinds = self._snapshots.keeping(whole), whole
         self._inside.collector.begin_step(step)
         try:
             is_recording = self._inside.is_recording
-            made = self._stage.make(plain, recording, *args) if is_recording else Made(plain(*args))
+            made = self._stage.make(plain, self._recording(whole), *args) if is_recording else Made(plain(*args))
         except BaseException as error:
             if type(error).__name__ not in _END_OF_DATA:
                 self._on_error(error)
             raise
         finally:
             self._inside.is_recording, was_recording = False, self._inside.is_recording
+            self._inside.keeping = None
         found = made.logs.pop(OURS, None) if isinstance(made.logs, dict) else None
         inside: dict[str, Any] = {}
         with self._guarded():
@@ -139,15 +170,26 @@ class KerasRecorder:
                 raise made.error
             inside = self._recorded(found) if was_recording else {}
             self._put(inside)
+        with self._guarded():
+            if whole and BACKEND == "jax":
+                wait_for_callbacks()
+            self._snapshots.end()
         for _ in range(num_steps - 1):
             session.step()
         with self._guarded():
             self._put(self._logged(made.result[0] if BACKEND == "jax" else made.result, inside, was_recording))
-        if self._meter is not None:
+        if self._meter is not None and not whole:
             # A separate number of the step, whose memory is not reused: the state goes to the next step.
             self._meter.note(is_recorded=was_recording, result=self._result)
         session.step()
         return made.result
+
+    def _begin_snapshot(self, step: int, num_steps: int, args: Any) -> frozenset[str]:
+        """Copy the variables for a snapshot of this step; returns the kinds that the step has to return itself."""
+        kinds: frozenset[str] = frozenset()
+        with self._guarded(), self.session.steps.training.governing.meter.span("snapshots"):
+            kinds = self._snapshots.begin(step, num_steps, args)
+        return kinds if num_replicas(self.model) == 1 else frozenset()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -174,7 +216,7 @@ class KerasRecorder:
         elif found is None and not self._is_seen:
             message = "this model's training step exposes no gradients; only its logs are recorded."
             self.session.recording.warn_once("keras unseen", message)
-        numbers = self._inside.collector.put(found or {}, step=self.session.step_number)
+        numbers = self._inside.collector.put(self._snapshots.add(found or {}), step=self.session.step_number)
         if found is not None and not self._is_seen:
             self._is_seen = True
             self._describe()
@@ -205,7 +247,7 @@ class KerasRecorder:
         """Called on a JAX thread."""
         try:
             found = dict(zip(keys, values, strict=True))
-            self._inside.collector.put(found, step=int(number) + self._offset)
+            self._inside.collector.put(self._snapshots.add(found), step=int(number) + self._offset)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.session.recording.breaker("keras activations", error)
 

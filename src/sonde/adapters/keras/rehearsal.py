@@ -8,7 +8,9 @@ that would have been made without sonde: by the same compiled function.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
@@ -38,6 +40,8 @@ class Stage(Protocol):
 
     why_not: str
     """Why nothing is recorded; empty if something is."""
+    kinds: frozenset[str]
+    """The kinds of whole tensors that the next step returns: another compiled function for each set of them."""
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         """Call Keras's function, and ours. Of several steps in one call, the first is recorded."""
@@ -58,6 +62,7 @@ class Eager:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.kinds: frozenset[str] = frozenset()
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         if BACKEND == "torch":
@@ -83,7 +88,7 @@ class JaxRehearsal(Eager):
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         state, iterator = args
         first, rest = _taken(iterator, self._model)
-        logs, error = _rehearsed(lambda: recording(_copied(state), iter(first))[0]) if first else (None, None)
+        logs, error = _rehearsed(lambda: recording(copied_tree(state), iter(first))[0]) if first else (None, None)
         return Made(plain(state, iter([*first, *rest])), logs, error)
 
 
@@ -96,9 +101,11 @@ class TensorFlowRehearsal:
         self._model, self._tf = model, tf
         self.why_not = ""
         step = tf.autograph.experimental.do_not_convert(self._one_step)
-        self._function = tf.function(step, reduce_retracing=True, jit_compile=model.jit_compile)
+        compiled = functools.partial(tf.function, reduce_retracing=True, jit_compile=model.jit_compile)
+        self._functions: defaultdict[frozenset[str], Any] = defaultdict(lambda: compiled(step))
         self._converted = model._autoconvert_optionals(lambda data: data)
         self._known: set[int] = set()
+        self.kinds: frozenset[str] = frozenset()
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         iterator = args[0]
@@ -114,12 +121,13 @@ class TensorFlowRehearsal:
         return self._model.distribute_strategy.run(self._model.train_step, args=(data,))
 
     def _rehearse(self, data: Any) -> Any:
-        graph = self._function.get_concrete_function(data).graph
+        function = self._functions[self.kinds]
+        graph = function.get_concrete_function(data).graph
         if not self._may_be_made_twice(graph):
             return None
         before = [(variable, variable.read_value()) for variable in graph.variables]
         try:
-            return self._function(data)
+            return function(data)
         finally:
             for variable, value in before:
                 variable.assign(value)
@@ -168,7 +176,7 @@ def _same_draws() -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def _copied(state: Any) -> Any:
+def copied_tree(state: Any) -> Any:
     """Keras donates the state, and its memory, to the compiled step."""
     import jax
     import jax.numpy as jnp

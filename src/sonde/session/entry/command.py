@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sonde.config import SettingKeywords, Settings
+from sonde.session.written_keywords import watch_keywords
 from sonde.write.folder import absolute, check_place
 
 _FACTS: Final = ("name", "tags", "notes")
@@ -38,6 +39,8 @@ class CommandLine:
         self._given = {name: given[name] for name in given if name not in _FACTS}
         if "dir" in self._given:
             self._given["dir"] = absolute(self._given["dir"])
+        self.overrides = watch_keywords(Settings(record=given["record"])) if "record" in given else {}
+        """Keywords of `watch`, which replace those of the script."""
         check_place(self._settings.changed(**self._given).dir)  # report invalid options before the script runs
         self._described = Described(**{name: given[name] for name in given if name in _FACTS})
 

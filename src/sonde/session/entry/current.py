@@ -14,6 +14,7 @@ from sonde.errors import RunNotFoundError, SessionError
 from sonde.schema.records import to_json
 from sonde.session.entry.command import CommandLine, Described
 from sonde.session.entry.description import as_config, as_tags, as_text
+from sonde.session.keras_models import is_fitted, keras_adapter
 from sonde.session.keywords import (
     Optimizers,
     Resume,
@@ -28,6 +29,7 @@ from sonde.session.keywords import (
 from sonde.session.null import NullSession
 from sonde.session.process.ending import shown
 from sonde.session.session import Session
+from sonde.session.written_keywords import watch_keywords
 from sonde.write.folder import absolute, create_run, find_resumable
 from sonde.write.ranks import announce, rank, world_size
 
@@ -106,9 +108,12 @@ def _prepared(keywords: Mapping[str, Any]) -> _Prepared:
     )
     asked = _comparable({**given, **{name: getattr(described, name) for name in _DESCRIPTION}})
     if _command is None:
-        return _Prepared(Settings.load(**cast(Any, given)), described, asked, [])
-    loaded, merged, gave_way = _command.merged(given, described)
-    return _Prepared(loaded, merged, asked, gave_way)
+        prepared = _Prepared(Settings.load(**cast(Any, given)), described, asked, [])
+    else:
+        loaded, merged, gave_way = _command.merged(given, described)
+        prepared = _Prepared(loaded, merged, asked, gave_way)
+    watch_keywords(prepared.settings)  # refuses what `watch` would refuse
+    return prepared
 
 
 def _comparable(asked: Mapping[str, Any]) -> dict[str, str]:
@@ -120,7 +125,10 @@ def _start(run: _Prepared) -> Session | NullSession:
     global _current, _asked
     began_s = time.perf_counter()
     _end_current()
-    _current, _asked = begin(run.settings, **{name: getattr(run.described, name) for name in _DESCRIPTION}), run.asked
+    session = begin(run.settings, **{name: getattr(run.described, name) for name in _DESCRIPTION})
+    _current, _asked = session, run.asked
+    if _command is not None and hasattr(session, "overrides"):
+        session.overrides = _command.overrides
     if isinstance(_current, Session):
         _current.recording.ledger.begin(began_s)
     if run.gave_way and isinstance(_current, Session):
@@ -217,6 +225,8 @@ def watch(
     The run: `project`, `name`, `dir`, `config`, `tags`, `notes`, `resume` and the settings are those of `sonde.init`.
     If they describe the current run, it is used; otherwise a new one starts. The `wandb.watch` keywords `log` and
     `log_freq` also work.
+
+    Of a compiled Keras model, every `fit` is recorded; `activations`, `optim`, `when`, `snapshots` and `budget` apply.
     """
     check_names(keywords, WatchRunKeywords, "watch()")
     described = run_part(keywords)
@@ -244,9 +254,14 @@ def _start_with(run: _Prepared, model: nn.Module, optimizer: Optimizers, given: 
     """Check the arguments of `watch`, then start the run. A run that then cannot watch the model is removed."""
     if run.settings.mode == "disabled":
         return _start(run)
+    if is_fitted(model, optimizer):
+        keras_adapter().check_watch(given)
+        return _start(run).watch(model, optimizer, **given)
     from sonde.session.plan import WatchRequest
 
-    request = WatchRequest.of(model, optimizer, given)
+    overrides = {} if _command is None else _command.overrides
+    asked = cast(WatchKeywords, {**watch_keywords(run.settings), **given, **overrides})
+    request = WatchRequest.of(model, optimizer, asked)
     request.check_store()
     session = _start(run)
     try:

@@ -6,13 +6,19 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib import util
-from importlib.metadata import entry_points
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
-from sonde.distribution import DISTRIBUTION
-from sonde.errors import NotAModelError, UsageError
+from sonde.errors import NotAModelError
 from sonde.session.entry import current
-from sonde.session.keywords import RunKeywords, check_names, spelled_out
+from sonde.session.keras_models import is_keras, keras_adapter
+from sonde.session.keywords import (
+    OLD_SETTINGS,
+    RunKeywords,
+    WatchKeywords,
+    WatchRunKeywords,
+    check_names,
+    spelled_out,
+)
 from sonde.session.null import NullSession
 from sonde.session.session import Session
 
@@ -20,15 +26,19 @@ T = TypeVar("T")
 
 
 @overload
-def record(target: T, /, **options: Unpack[RunKeywords]) -> T: ...
+def record(target: T, /, **options: Unpack[WatchRunKeywords]) -> T: ...
 @overload
-def record(target: None = None, /, **options: Unpack[RunKeywords]) -> Callable[[T], T]: ...
-@spelled_out(RunKeywords)
-def record(target: Any = None, /, **options: Unpack[RunKeywords]) -> Any:
-    """Record a training function, every instance of a model class, or one model. The keywords are those of `init`.
+def record(target: None = None, /, **options: Unpack[WatchRunKeywords]) -> Callable[[T], T]: ...
+@spelled_out(WatchRunKeywords)
+def record(target: Any = None, /, **options: Unpack[WatchRunKeywords]) -> Any:
+    """Record a training function, every instance of a model class, or one model. The keywords are those of `init` and
+    `watch`; in a function, they apply to every model that it trains, but the keywords of its calls of `watch` win.
 
     @sonde.record                          # watches the models that are trained inside
     def train(): ...
+
+    @sonde.record(snapshots=sonde.every(100))
+    def train(): ...                       # also keeps whole tensors
 
     @sonde.record(project="gpt")           # every GPT made while a session runs is watched
     class GPT(nn.Module): ...
@@ -39,9 +49,9 @@ def record(target: Any = None, /, **options: Unpack[RunKeywords]) -> Any:
     """
     if target is None:
         return functools.partial(record, **options)
-    if _is_keras(target if isinstance(target, type) else type(target)):
+    if is_keras(target if isinstance(target, type) else type(target)):
         return _record_keras(target, options)  # its callback has more keywords
-    check_names(options, RunKeywords, "record()")
+    check_names(options, WatchRunKeywords, "record()")
     if isinstance(target, type):
         return _record_class(target, options)
     if hasattr(target, "named_modules"):
@@ -52,15 +62,27 @@ def record(target: Any = None, /, **options: Unpack[RunKeywords]) -> Any:
     raise NotAModelError(f"@sonde.record decorates a function, a model class or a model; got {type(target).__name__}.")
 
 
-def _record_function(function: Callable[..., Any], options: RunKeywords) -> Callable[..., Any]:
+def _record_function(function: Callable[..., Any], options: WatchRunKeywords) -> Callable[..., Any]:
+    described, kinds = _parts(options)
+
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        with current.init_by_default(function.__name__.replace("<lambda>", "lambda"), **options) as session:
+        with current.init_by_default(function.__name__.replace("<lambda>", "lambda"), **described) as session:
             if isinstance(session, Session):
+                session.defaults.update(kinds)
                 _find_models(session)
             return function(*args, **kwargs)
 
     return recorded
+
+
+def _parts(options: WatchRunKeywords) -> tuple[RunKeywords, WatchKeywords]:
+    """The keywords of `init`, and those of `watch`."""
+    described = {
+        name: value for name, value in options.items() if name in RunKeywords.__annotations__ or name in OLD_SETTINGS
+    }
+    kinds = {name: value for name, value in options.items() if name not in described}
+    return cast(RunKeywords, described), cast(WatchKeywords, kinds)
 
 
 def _find_models(session: Session) -> None:
@@ -70,31 +92,17 @@ def _find_models(session: Session) -> None:
         if automatic_of(session) is None:
             Automatic(session)
     if "keras" in sys.modules:
-        _keras_adapter().record_fits(session)
-
-
-def _is_keras(model_class: type) -> bool:
-    """Check without importing it."""
-    return any(c.__name__ == "Model" and c.__module__.partition(".")[0] == "keras" for c in model_class.__mro__)
-
-
-def _keras_adapter() -> Any:
-    """Adapters are plugins: this package must not import them."""
-    for entry in entry_points(group="sonde.recorders", name="keras"):
-        return entry.load()
-    raise UsageError(
-        f"the Keras adapter is not installed. Reinstall sonde:  pip install --force-reinstall --no-deps {DISTRIBUTION}"
-    )
+        keras_adapter().record_fits(session)
 
 
 def _record_keras(target: Any, options: RunKeywords) -> Any:
     if isinstance(target, type):
-        _keras_adapter().record_class(target, options)
+        keras_adapter().record_class(target, options)
         return target
-    return _keras_adapter().record_model(target, options)
+    return keras_adapter().record_model(target, options)
 
 
-def _record_class(model_class: type, options: RunKeywords) -> type:
+def _record_class(model_class: type, options: WatchRunKeywords) -> type:
     """Watch each instance when it is created; the original `__init__` is restored when the session ends."""
     from torch import nn
 
@@ -118,7 +126,9 @@ def _record_class(model_class: type, options: RunKeywords) -> type:
     return model_class
 
 
-def _watch(model: Any, options: RunKeywords) -> Session | NullSession:
-    """Watch a model in the session of this process; the options describe one that starts here."""
+def _watch(model: Any, options: WatchRunKeywords) -> Session | NullSession:
+    """Watch a model in the session of this process; the keywords of `init` describe one that starts here."""
     session = current._current
-    return current.watch(model, **options) if session is None or session.is_finished else current.watch(model)
+    if session is None or session.is_finished:
+        return current.watch(model, **options)
+    return session.watch(model, **_parts(options)[1])

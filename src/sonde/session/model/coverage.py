@@ -27,6 +27,7 @@ def _of_one(watching: WatchedModel) -> dict[str, Any]:
         "modules": len(names.places),
         "parameters": len(names.parameters),
         "modules_never_seen": sorted(silent),
+        "outputs_unread": sorted(place.name for place in names.places.values() if place.is_unread),
         "parameters_without_gradient": sorted(watching.without_grad - watching.with_grad),
         "parameters_not_in_optimizer": sorted(selected - watching.in_optimizer) if watching.in_optimizer else [],
         "unreadable": watching.unreadable,

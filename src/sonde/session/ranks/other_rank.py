@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ from sonde.session.ranks.shards import StartSession, begin_shards, records_shard
 from sonde.session.recording import Breaker
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
+from sonde.session.written_keywords import watch_keywords
 from sonde.write.ranks import RankLog, Start, find_announced, rank
 from sonde.write.thread_time import note_thread_time
 
@@ -57,6 +58,8 @@ class RankSession(NullSession):
         self.position = Position()
         self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
         self.writer = _Later(settings.dir, rank())
+        self.overrides: Mapping[str, Any] = {}
+        """Keywords of `watch` from the command line."""
         self._taps: list[Any] = []
         self.shards: Any = None
         """Records the shards of this rank, once a sharded model is watched."""
@@ -65,6 +68,7 @@ class RankSession(NullSession):
     @spelled_out(WatchKeywords)
     def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> RankSession:
         checked, optimizers = check_model(model), check_optimizers(optimizer)
+        keywords = cast(WatchKeywords, {**watch_keywords(self.settings), **keywords, **self.overrides})
         if self._records(checked):
             keywords.pop("mirror", None)  # the first rank forwards what it records
             self.shards.watch(checked, optimizers, **keywords)

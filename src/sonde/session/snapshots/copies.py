@@ -256,7 +256,7 @@ def parts_of(places: list[TensorSlot], sources: list[Tensor]) -> Iterator[Callab
         yield partial(_copy_small, small[start : start + _SMALL_AT_ONCE])
     for place, source in pairs:
         if source.numel() >= _SMALL and source.device.type == "cpu":
-            target, bits = place.bits().reshape(place.shape), _bits(source)
+            target, bits = place.bits().reshape(place.shape), bits_of(source)
             rows = max(len(target) * _PART_BYTES // target.nbytes, 1)
             for start in range(0, len(target), rows):
                 yield partial(np.copyto, target[start : start + rows], bits[start : start + rows])
@@ -266,7 +266,7 @@ def _copy_small(pairs: list[tuple[TensorSlot, Tensor]]) -> None:
     torch._foreach_copy_([place.tensor() for place, _ in pairs], [source for _, source in pairs])
 
 
-def _bits(source: Tensor) -> Any:
+def bits_of(source: Tensor) -> Any:
     """A view that numpy can copy without knowing its dtype."""
     source = source.resolve_conj().resolve_neg()
     if dtype_name(source.dtype) in _NATIVE:

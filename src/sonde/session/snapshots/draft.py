@@ -18,7 +18,8 @@ from sonde.probe.guards import quiet
 from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.session.snapshots.copies import Copier, Copies
 from sonde.session.snapshots.gather import Gather, Named, unreadable
-from sonde.session.snapshots.staging import Arena, NoRoomError, Staging
+from sonde.session.snapshots.host_memory import NoRoomError
+from sonde.session.snapshots.staging import Arena, Staging
 from sonde.write.tensors.snapshots import Pending
 
 if TYPE_CHECKING:

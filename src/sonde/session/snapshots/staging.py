@@ -6,31 +6,20 @@ ones; allocating it each time would cost a page fault per 4 KiB, which takes as 
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, Final
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from sonde.schema.snapshots.tensors import STORAGE
+from sonde.session.snapshots.host_memory import HostMemory, NoRoomError
 
 _ALIGN: Final = 64
 _MIN_BLOCK: Final = 1 << 12
 _MAX_VIEWS: Final = 1 << 16
 _CHUNKS: Final = (1 << 14, 1 << 24)
-_FREE_SHARE: Final = 4
-
-
-class NoRoomError(Exception):
-    """A snapshot needs more memory than the limit leaves. The whole snapshot is skipped."""
-
-
-def default_limit() -> int:
-    """A quarter of the free memory."""
-    return int(psutil.virtual_memory().available) // _FREE_SHARE
 
 
 class Block:
@@ -94,25 +83,12 @@ class Room:
         return found
 
 
-class Staging:
-    """The memory of all snapshots of a session. Used from the training thread and from the writing thread."""
+class Staging(HostMemory):
+    """The memory of all snapshots of a session, as blocks that are reused."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        # Reentrant: a user's signal handler may request a snapshot in the middle of one.
-        self._lock = threading.RLock()
-        self._freed = threading.Condition(self._lock)
+        super().__init__(limit_bytes)
         self._free: list[Block] = []
-        self._used_bytes = 0
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that snapshots hold now, without free blocks."""
-        return self._used_bytes
-
-    @property
-    def left_bytes(self) -> int:
-        return max(self.limit_bytes - self._used_bytes, 0)
 
     @property
     def held_bytes(self) -> int:
@@ -143,24 +119,10 @@ class Staging:
                 self._used_bytes -= nbytes
             raise
 
-    def _wait_for(self, nbytes: int, own_bytes: int, wait_s: float) -> None:
-        if own_bytes + nbytes > self.limit_bytes:
-            need, allowed = own_bytes + nbytes, self.limit_bytes
-            raise NoRoomError(
-                f"it needs more than {mib(need)}, but snapshot_mib allows {mib(allowed)}. Allow more:  "
-                f"sonde.init(snapshot_mib={2 * ((need >> 20) + 1)})  or choose fewer kinds or sites"
-            )
-        if not self._freed.wait_for(lambda: nbytes <= self.left_bytes, wait_s):
-            raise NoRoomError(
-                f"it needs {mib(nbytes)} more, but earlier snapshots that are still being written hold "
-                f"{mib(self._used_bytes - own_bytes)} of the {mib(self.limit_bytes)} that snapshot_mib allows"
-            )
-
     def give_back(self, blocks: list[Block]) -> None:
         with self._lock:
-            self._used_bytes -= sum(block.nbytes for block in blocks)
             self._free.extend(blocks)
-            self._freed.notify_all()
+            self.release(sum(block.nbytes for block in blocks))
 
     def clear(self) -> None:
         with self._lock:
@@ -218,7 +180,3 @@ def _aligned(nbytes: int) -> int:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes >= 10 << 20 else f"{nbytes / (1 << 20):.1f} MiB"

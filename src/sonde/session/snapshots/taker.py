@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sonde.session.snapshots.probes import Probe
     from sonde.session.snapshots.staging import Staging
     from sonde.session.training.thread import TrainingThread
+    from sonde.write.tensors.snapshots import Pending
 
 _PATIENCE_S: Final = 1.0
 """After this long, `finish` reports what it waits for, and a wait of training is reported."""
@@ -67,6 +68,8 @@ class SnapshotTaker:
         self._store = ON_DEMAND
         """The plan that sets the store; a session has one."""
         self._opened: Any = None
+        self._has_external = False
+        """Whether the adapter of another framework takes snapshots."""
         self._trainer = threading.get_ident()
         """The thread that trains."""
         self._gave_up_at = -1
@@ -94,6 +97,25 @@ class SnapshotTaker:
                 "Save it with torch.distributed.checkpoint; statistics are recorded without snapshots=."
             )
         self._check_size(plan, gather)
+        self._open_store(plan)
+
+    def follow_external(self, plan: Snapshots) -> None:
+        """Allow snapshots of a model of another framework, whose adapter takes them with `ExternalSnapshots`."""
+        if plan is not ON_DEMAND:
+            self._open_store(plan)
+            self.asks.least = plan.on_finding or self.asks.least
+        self._has_external = True
+
+    def keep(self, pending: Pending) -> None:
+        """Write a snapshot of another framework."""
+        self._writing().put(pending)
+
+    @property
+    def num_done(self) -> int:
+        """The number of snapshots that have finished, one way or another; -1 before the first."""
+        return -1 if self._writer is None else self._writer.num_done
+
+    def _open_store(self, plan: Snapshots) -> None:
         if self._opened is None:
             self._opened = open_store(plan.store, self.recording.path, plan.options)
             self._store = plan
@@ -102,8 +124,8 @@ class SnapshotTaker:
 
     def _check_size(self, plan: Snapshots, gather: Gather) -> None:
         """Check the size of a snapshot, which holds all watched models."""
+        from sonde.session.snapshots.host_memory import mib
         from sonde.session.snapshots.size import expected_bytes
-        from sonde.session.snapshots.staging import mib
 
         sizes = Counter(expected_bytes(gather, plan.kind_names))
         for followed in self._followed.values():
@@ -118,7 +140,11 @@ class SnapshotTaker:
 
     def _refusal(self) -> str:
         """Why no snapshot is possible; called on the writer thread."""
-        return "" if self._followed else "the run watches no model: its program never calls sonde.watch"
+        return (
+            ""
+            if self._followed or self._has_external
+            else "the run watches no model: its program never calls sonde.watch"
+        )
 
     def _changed(self) -> None:
         """Gradients are modified before they are copied: from now on training waits for the copy."""
@@ -179,6 +205,9 @@ class SnapshotTaker:
     def ask(self, kinds: Any = None) -> int:
         """Request a snapshot of the next step from code. Returns the step's number."""
         ask = Ask("asked", check_kinds(kinds))
+        if self._has_external and not self._followed:
+            self.asks.put(ask)
+            return self.training.steps.number + self.training.steps.is_over
         if not self._followed:
             raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
         if self._trainer != threading.get_ident():  # another thread of the user's: the training thread will take it
@@ -365,7 +394,7 @@ class SnapshotTaker:
         if self.draft is None:
             return
         from sonde.session.snapshots.copies import TooSlowError
-        from sonde.session.snapshots.staging import NoRoomError
+        from sonde.session.snapshots.host_memory import NoRoomError
 
         try:
             with self.training.governing.meter.span("snapshots"):
@@ -400,7 +429,7 @@ class SnapshotTaker:
 
     def _drop_for_room(self, why: str) -> None:
         if self.draft is not None and self.draft.has_waited_in_vain:
-            self._gave_up_at = -1 if self._writer is None else self._writer.num_done
+            self._gave_up_at = self.num_done
             why += f"; training waited {self.draft.waited_s:.1f} s for them"
         self._drop(why)
 
@@ -442,6 +471,8 @@ class SnapshotTaker:
             self._close(self._writer, deadline_s, is_patient=is_patient)
         for ask in self.asks.take():
             self.asks.answer(ask.tickets, state="lost", why="the run ended before its next step")
+            if self._has_external and ask.reason == "asked":
+                self.recording.warn_once("snapshot at end", "a requested snapshot was lost: no further step came.")
         if self._copier is not None:
             self._copier.close()
         if self._staging is not None:
@@ -496,11 +527,9 @@ class SnapshotTaker:
     # ------------------------------------------------------------------------------------------------ created on demand
 
     def _memory(self) -> Staging:
-        from sonde.session.snapshots.staging import Staging, default_limit
+        from sonde.session.snapshots.staging import Staging
 
-        if self._staging is None:
-            set_mib = self.recording.settings.snapshot_mib
-            self._staging = Staging(default_limit() if set_mib is None else int(set_mib * (1 << 20)))
+        self._staging = self._staging or Staging.of(self.recording.settings.snapshot_mib)
         return self._staging
 
     def _copying(self) -> Copier:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.errors import UsageError
 from sonde.schema.snapshots.arrays import CHECKSUM_BYTES, Layout, checksum, checksum_of, cut
 from sonde.schema.snapshots.document import SnapshotDocument, TensorEntry
 from sonde.schema.snapshots.tensors import (
@@ -35,13 +36,23 @@ from sonde.schema.snapshots.tensors import (
     kind_of,
 )
 from sonde.write.durable import open_file
-from sonde.write.tensors.codecs import Codec, bit_round, check_mantissa_bits, codec_for, rounds
+from sonde.write.tensors.codecs import (
+    Codec,
+    Compression,
+    bit_round,
+    check_compression,
+    check_mantissa_bits,
+    codec_for,
+    rounds,
+)
 
 _GROUP: Final = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 _BUFFER: Final = 1 << 20
 _SYNC_BYTES: Final = 64 << 20
 """Bytes between syncs: shows progress on a slow disk, and keeps the last sync short."""
-CHUNK_BYTES: Final = 4 << 20
+CHUNK_MIB: Final = 4.0
+MAX_CHUNK_MIB: Final = 1024
+"""A chunk is compressed as a whole, in memory; blosc takes less than 2 GiB."""
 NUM_THREADS: Final = min((os.cpu_count() or 1) // 4, 4)
 """Compression threads. At most a quarter of the machine: the rest trains."""
 _AHEAD: Final = 2
@@ -53,9 +64,19 @@ Piece = tuple[str, Callable[[], bytes]]
 class ArchiveWriter:
     """Writes snapshots, all with the same options."""
 
-    def __init__(self, *, rank: int = 0, compression: str = "auto", keep_mantissa_bits: int | None = None) -> None:
-        codec_for("param", compression)
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        compression: Compression = "auto",
+        chunk_mib: float = CHUNK_MIB,
+        keep_mantissa_bits: int | None = None,
+    ) -> None:
+        check_compression(compression)
         check_mantissa_bits(keep_mantissa_bits)
+        if not 0 < chunk_mib <= MAX_CHUNK_MIB:
+            raise UsageError(f"chunk_mib must be above 0 and at most {MAX_CHUNK_MIB}; got {chunk_mib!r}.")
+        self._chunk_bytes = max(int(chunk_mib * (1 << 20)), 1)
         self._rank, self._compression, self._keep_bits = rank, compression, keep_mantissa_bits
         self.written_bytes = 0
         """Grows while a snapshot is written: distinguishes a slow disk from one that has stopped."""
@@ -94,7 +115,7 @@ class ArchiveWriter:
             rank=self._rank,
             attempt=snapshot.attempt,
             tensors=entries,
-            details={"compression": self._compression},
+            details={"compression": dict(c) if isinstance(c := self._compression, Mapping) else c},
         ).to_bytes()
 
     def _pieces(self, tensors: Mapping[str, HostTensor], entries: dict[str, TensorEntry]) -> Iterator[Piece]:
@@ -106,7 +127,9 @@ class ArchiveWriter:
             if is_rounded and self._keep_bits is not None:
                 bits = bit_round(bits, tensor.dtype, self._keep_bits)
             codec = codec_for(kind_of(name), self._compression)
-            layout = cut(tensor.shape, bits.dtype.name, chunk_bytes=CHUNK_BYTES, is_compressed=codec.is_compressed)
+            layout = cut(
+                tensor.shape, bits.dtype.name, chunk_bytes=self._chunk_bytes, is_compressed=codec.is_compressed
+            )
             entries[name] = TensorEntry(
                 array=paths[name],
                 layout=layout,

@@ -6,8 +6,9 @@ exponents: the fastest codec is enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from sonde.schema.snapshots.tensors import AnyArray
 
 Shuffle = Literal["noshuffle", "shuffle", "bitshuffle"]
 _SHUFFLES: Final[dict[Shuffle, int]] = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
-_LEVELS: Final = {"zstd": 1, "lz4": 5}
+_MAX_LEVEL: Final = 9
 
+Compression: TypeAlias = str | Mapping[str, str]
+"""auto, none, zstd or lz4; with a level, as in `zstd:5`; or such a text for each kind, auto for the others."""
 COMPRESSIONS: Final = ("auto", "none", "zstd", "lz4")
 _MANTISSA: Final = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
@@ -28,6 +31,7 @@ class Codec:
 
     name: Literal["none", "zstd", "lz4"]
     shuffle: Shuffle = "shuffle"
+    level: int = 1
 
     @property
     def is_compressed(self) -> bool:
@@ -39,7 +43,7 @@ class Codec:
         from numcodecs import blosc
 
         shuffle = self._shuffle(run.dtype.itemsize)
-        data: bytes = blosc.compress(run, self.name.encode(), _LEVELS[self.name], _SHUFFLES[shuffle], 0)
+        data: bytes = blosc.compress(run, self.name.encode(), self.level, _SHUFFLES[shuffle], 0)
         return data
 
     def to_json(self, itemsize: int) -> list[dict[str, Any]]:
@@ -48,7 +52,7 @@ class Codec:
             return []
         configuration = {
             "cname": self.name,
-            "clevel": _LEVELS[self.name],
+            "clevel": self.level,
             "shuffle": self._shuffle(itemsize),
             "typesize": itemsize,
             "blocksize": 0,
@@ -61,24 +65,46 @@ class Codec:
 
 NONE: Final = Codec("none")
 _ZSTD: Final = Codec("zstd", "shuffle")
-_LZ4: Final = Codec("lz4", "bitshuffle")
+_LZ4: Final = Codec("lz4", "bitshuffle", 5)
 _BY_KIND: Final[dict[str, Codec]] = {
     "param": _ZSTD, "optim": _ZSTD, "update": _ZSTD, "grad": _LZ4, "act": _LZ4, "actgrad": _LZ4, "probe": _LZ4,
     "batch": _ZSTD, "custom": _ZSTD,
 }  # fmt: skip
 
 
-def codec_for(kind: str, compression: str) -> Codec:
+def codec_for(kind: str, compression: Compression) -> Codec:
     """The codec for a kind of tensor under a setting.
 
-    >>> codec_for("grad", "auto").name
-    'lz4'
+    >>> codec_for("grad", "auto").name, codec_for("grad", {"grad": "zstd:5"}).level, codec_for("param", "lz4").level
+    ('lz4', 5, 5)
     """
-    if compression not in COMPRESSIONS:
+    if not isinstance(compression, str):
+        compression = compression.get(kind, "auto")
+    name, colon, level = compression.partition(":")
+    if name not in COMPRESSIONS:
         raise UnknownNameError("compression", compression, COMPRESSIONS)
-    if compression == "auto":
-        return _BY_KIND.get(kind, _ZSTD)
-    return {"none": NONE, "zstd": _ZSTD, "lz4": _LZ4}[compression]
+    if name == "auto":
+        codec = _BY_KIND.get(kind, _ZSTD)
+    else:
+        codec = {"none": NONE, "zstd": _ZSTD, "lz4": _LZ4}[name]
+    if not colon:
+        return codec
+    if not codec.is_compressed or not level.isdigit() or int(level) > _MAX_LEVEL:
+        raise UsageError(f'compression "{compression}" has no such level; write {name}:0 to {name}:{_MAX_LEVEL}.')
+    return replace(codec, level=int(level))
+
+
+def check_compression(compression: Compression) -> None:
+    """Refuse an unknown codec, level or kind."""
+    if isinstance(compression, str):
+        codec_for("param", compression)
+        return
+    if not isinstance(compression, Mapping):
+        raise UsageError(f'compression= must be text such as "zstd:3", or a map from kinds to it; got {compression!r}.')
+    for kind, text in compression.items():
+        if kind not in _BY_KIND:
+            raise UnknownNameError("kind of tensor", str(kind), _BY_KIND)
+        codec_for(kind, str(text))
 
 
 def require_codecs() -> None:

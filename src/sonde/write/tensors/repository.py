@@ -126,6 +126,24 @@ class Repository:
         self._repository.create_branch(name, commit)
         return commit
 
+    def reset_branch(self, name: str, step: int | None = None, tag: str | None = None) -> str:
+        """Move a branch back to the commit of a step, or of a tag."""
+        if name not in self._repository.list_branches():
+            known = ", ".join(sorted(self._repository.list_branches()))
+            raise UsageError(f'no branch "{name}". Known: {known}.')
+        if name == self._branch:
+            raise UsageError(
+                f'"{name}" is the branch that the snapshots of this run were acknowledged on. Create another one at '
+                "the earlier step:  create_branch(name, step)."
+            )
+        if (step is None) == (tag is None):
+            raise UsageError("reset_branch() needs a step or a tag, and not both.")
+        if tag is not None and tag not in self._repository.list_tags():
+            raise UsageError(f'no tag "{tag}". Known: {", ".join(sorted(self._repository.list_tags())) or "none"}.')
+        commit = self._commit_at(step, None) if tag is None else str(self._repository.lookup_tag(tag))
+        self._repository.reset_branch(name, commit)
+        return commit
+
     def history(self) -> list[dict[str, Any]]:
         """Every commit of the branch, newest first."""
         return [

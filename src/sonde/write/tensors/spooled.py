@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,16 @@ from sonde.write.tensors.files import open_path, read_snapshot
 from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import LINGER_S, TIMEOUT_S, Spool, command_line
 
-OPTIONS: Final = ("branch", "keep_local", "close_s", "timeout_s", "linger_s", "compression", "keep_mantissa_bits")
+OPTIONS: Final = (
+    "branch",
+    "keep_local",
+    "close_s",
+    "timeout_s",
+    "linger_s",
+    "compression",
+    "chunk_mib",
+    "keep_mantissa_bits",
+)
 """Options of every store that has a spool."""
 _POLL_S: Final = 0.02
 _EXIT_S: Final = 10.0
@@ -146,13 +156,20 @@ class SpooledStore:
         self._require_arrived(step)
         return str(self._process.ask("branch", name=name, step=step, attempt=attempt))
 
+    def reset_branch(self, name: str, step: int | None = None, *, tag: str | None = None) -> str:
+        """Move an existing branch back to the state when a step was added, or to a tag. Later commits stay readable by
+        their ids and tags until they expire. The branch that snapshots are committed to does not move while it is
+        written: their steps would be uploaded again."""
+        return str(self._process.ask("reset", name=name, step=step, tag=tag))
+
     def history(self) -> list[dict[str, Any]]:
         """Every commit, newest first."""
         return list(self._process.ask("history"))
 
-    def expire(self, before: float) -> int:
-        """Delete commits before a time (seconds since 1970) and free the space that only they used."""
-        return int(self._process.ask("expire", before=before))
+    def expire(self, before: float | datetime) -> int:
+        """Delete commits before a time (a `datetime`, or seconds since 1970) and free the space that only they used."""
+        since_1970 = before.timestamp() if isinstance(before, datetime) else before
+        return int(self._process.ask("expire", before=since_1970))
 
     # -------------------------------------------------------------------------------------------------------- internals
 

@@ -211,6 +211,8 @@ class UploadProcess:
                 return repository.tag(request["name"], request["step"], request["attempt"])
             case "branch":
                 return repository.create_branch(request["name"], request["step"], request["attempt"])
+            case "reset":
+                return repository.reset_branch(request["name"], request["step"], request["tag"])
             case "history":
                 return repository.history()
             case "expire":

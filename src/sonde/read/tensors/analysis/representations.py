@@ -5,7 +5,7 @@ Linear CKA measures the similarity of two representations of the same examples, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,42 +20,53 @@ from sonde.schema.sketch import Array
 BATCH: Final = 256
 
 
-def representation_rows(
+def representation_pairs(
+    place: BlockRef, other: BlockRef | None, found: Sequence[Tracked]
+) -> list[tuple[BlockRef, BlockRef, Tracked, int, int]]:
+    """The pairs of snapshots of each tensor to compare: of one run, or of the same step of two runs."""
+    theirs = place if other is None else other
+    store = store_at(theirs)
+    their_steps = None if other is None else set(store.steps)
+    return [
+        (place, theirs, tracked, step_a, step_b)
+        for tracked in found
+        for step_a, step_b in _pairs(tracked, their_steps)
+        if tracked.name in store.entries(step_b)
+    ]
+
+
+def representation_row(
     place: BlockRef,
-    other: BlockRef | None,
-    found: Sequence[Tracked],
+    other: BlockRef,
+    tracked: Tracked,
+    step_a: int,
+    step_b: int,
     *,
     unbiased: bool,
     per_position: bool,
     check: bool,
-) -> Iterator[dict[str, Any]]:
-    """One row per pair of snapshots of each tensor: of one run, or of the same step of two runs."""
-    ours = store_at(place)
-    theirs = ours if other is None else store_at(other)
-    their_steps = set(theirs.steps)
-    for tracked in found:
-        for step_a, step_b in _pairs(tracked, None if other is None else their_steps):
-            if tracked.name not in theirs.entries(step_b):
-                continue
-            same = _same_batch(ours, step_a, theirs, step_b, tracked.kind)
-            if same is False and check:
-                raise UsageError(_different(tracked.name, step_a, step_b))
-            x = as_examples(ours.read(step_a, tracked.name), per_position=per_position)
-            y = as_examples(theirs.read(step_b, tracked.name), per_position=per_position)
-            if len(x) != len(y):
-                raise UsageError(
-                    f"{tracked.name} has {len(x)} examples at step {step_a} and {len(y)} at step {step_b}, but CKA "
-                    "needs the same examples at both. Use a fixed batch:  Snapshots(probe=batch)"
-                )
-            value = unbiased_cka(x, y) if unbiased else linear_cka(x, y)
-            yield {
-                "tensor": tracked.name,
-                "step_a": step_a,
-                "step_b": step_b,
-                "cka": None if np.isnan(value) else value,
-                "num_examples": len(x),
-                "same_batch": same,
-            }
+) -> dict[str, Any]:
+    """CKA of one pair of snapshots."""
+    ours, theirs = store_at(place), store_at(other)
+    same = _same_batch(ours, step_a, theirs, step_b, tracked.kind, is_one_run=place == other)
+    if same is False and check:
+        raise UsageError(_different(tracked.name, step_a, step_b))
+    x = as_examples(ours.read(step_a, tracked.name), per_position=per_position)
+    y = as_examples(theirs.read(step_b, tracked.name), per_position=per_position)
+    if len(x) != len(y):
+        raise UsageError(
+            f"{tracked.name} has {len(x)} examples at step {step_a} and {len(y)} at step {step_b}, but CKA "
+            "needs the same examples at both. Use a fixed batch:  Snapshots(probe=batch)"
+        )
+    value = unbiased_cka(x, y) if unbiased else linear_cka(x, y)
+    return {
+        "tensor": tracked.name,
+        "step_a": step_a,
+        "step_b": step_b,
+        "cka": None if np.isnan(value) else value,
+        "num_examples": len(x),
+        "same_batch": same,
+    }
 
 
 def _pairs(tracked: Tracked, theirs: set[int] | None) -> list[tuple[int, int]]:
@@ -64,10 +75,12 @@ def _pairs(tracked: Tracked, theirs: set[int] | None) -> list[tuple[int, int]]:
     return [(a, b) for i, a in enumerate(tracked.steps) for b in tracked.steps[i + 1 :]]
 
 
-def _same_batch(ours: TensorStore, step_a: int, theirs: TensorStore, step_b: int, kind: str) -> bool | None:
+def _same_batch(
+    ours: TensorStore, step_a: int, theirs: TensorStore, step_b: int, kind: str, *, is_one_run: bool
+) -> bool | None:
     """Whether two batches are equal, by their stored checksums; None if unknown. A run's probe batch never changes."""
     if kind == "probe":
-        return True if ours is theirs else None
+        return True if is_one_run else None
     batches = [
         {
             name: (entry.shape, entry.dtype, entry.crc32c)

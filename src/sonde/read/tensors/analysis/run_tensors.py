@@ -22,7 +22,7 @@ from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, s
 from sonde.read.tensors.analysis.distribution import MAX_SAMPLE, NUM_BINS
 from sonde.read.tensors.analysis.evolution import evolution_columns
 from sonde.read.tensors.analysis.lora import adapter_pairs, adapter_scales, delta_spectrum
-from sonde.read.tensors.analysis.representations import representation_rows
+from sonde.read.tensors.analysis.representations import representation_pairs, representation_row
 from sonde.read.tensors.analysis.similarity import cosines, mean_cosine, same_turns
 from sonde.read.tensors.analysis.spectra import effective_rank, stable_rank
 from sonde.read.tensors.analysis.tables import over_steps, split_names
@@ -265,6 +265,7 @@ class RunTensors:
         unbiased: bool = True,
         per_position: bool = False,
         check: bool = True,
+        cluster: Any = None,
     ) -> Table:
         """Linear CKA of activations: each step against every later one, or each common step against another run's.
 
@@ -273,15 +274,9 @@ class RunTensors:
         """
         place = self.place()
         theirs = None if other is None else _place_of(other)
-        rows = representation_rows(
-            place,
-            theirs,
-            track(store_at(place), pattern, steps),
-            unbiased=unbiased,
-            per_position=per_position,
-            check=check,
-        )
-        answers = list(rows)
+        task = partial(representation_row, unbiased=unbiased, per_position=per_position, check=check)
+        calls = representation_pairs(place, theirs, track(store_at(place), pattern, steps))
+        answers = list(spread(task, calls, cluster))
         if theirs is not None and not answers:
             raise UsageError(
                 f"{theirs.run} has no snapshot of a tensor that matches {pattern!r} at any step of this run. "
