@@ -59,9 +59,9 @@ EXPECTED = [
 def tapped():
     made = []
 
-    def make(model: nn.Module) -> tuple[CallTap, Seen]:
+    def make(model: nn.Module, **options) -> tuple[CallTap, Seen]:
         seen = Seen()
-        made.append(CallTap(ModelNames(model), seen, seen.on_error))
+        made.append(CallTap(ModelNames(model), seen, seen.on_error, **options))
         return made[-1], seen
 
     before = [vars(holder).get(name) for holder, name, _ in TARGETS]
@@ -79,6 +79,26 @@ def test_each_call_once_with_the_innermost_module(tapped):
     tap.close()
     assert seen.calls == EXPECTED
     assert seen.errors == []
+
+
+def test_only_functions_that_a_tap_asks_for_are_replaced(tapped):
+    before = {name: getattr(torch, name) for name in ("relu", "tanh", "clamp", "detach")}
+
+    def replaced() -> set[str]:
+        return {name for name, function in before.items() if getattr(torch, name) is not function}
+
+    model = Model()
+    one, seen = tapped(model, only=("relu",))
+    other, _ = tapped(Model(), only=("relu", "clamp"))
+    one.open()
+    assert replaced() == {"relu"}
+    other.open()
+    assert replaced() == {"relu", "clamp"}
+    model(torch.randn(2, 3, 4))
+    assert seen.calls == [("inner", "relu")]
+    other.close()
+    one.close()
+    assert replaced() == set()
 
 
 def test_nothing_is_replaced_before_open_and_after_close(tapped):

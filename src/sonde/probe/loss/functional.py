@@ -35,6 +35,8 @@ class CallSink(Protocol):
 
 _taps: list[CallTap] = []
 _replaced = Replaced()
+_reported: set[str] = set()
+"""The names of the functions that are replaced: those that an open tap asks for."""
 _lock = ForkLock()
 """Models in several threads open and close their taps at the same time."""
 
@@ -77,13 +79,16 @@ class CallTap:
         if self.is_open:
             return
         with _lock.held:
-            if not _taps:
-                try:
-                    for holder, attribute, name in TARGETS:
+            new = {name for *_, name in TARGETS if self.only is None or name in self.only} - _reported
+            _reported.update(new)
+            try:
+                for holder, attribute, name in TARGETS:
+                    if name in new:
                         _replaced.put(holder, attribute, functools.partial(_watched, name))
-                except BaseException:
-                    _replaced.restore()  # replacing half of torch is worse than seeing nothing
-                    raise
+            except BaseException:
+                if not _taps:
+                    self._restore()  # replacing half of torch is worse than seeing nothing
+                raise
             _taps.append(self)
             self.is_open = True
 
@@ -95,7 +100,12 @@ class CallTap:
             if self in _taps:
                 _taps.remove(self)
                 if not _taps:
-                    _replaced.restore()
+                    self._restore()
+
+    @staticmethod
+    def _restore() -> None:
+        _replaced.restore()
+        _reported.clear()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         with quiet():  # from here on: a user's mode sees even a query of a tensor's device
