@@ -87,7 +87,8 @@ CHECK_RECORD = """
 import inspect, pickle, pydoc
 
 assert inspect.isfunction(record), record
-assert list(inspect.signature(record).parameters)[:4] == ["target", "project", "name", "dir"]
+target, *keywords = inspect.signature(record).parameters
+assert target == "target" and {"project", "name", "dir", "snapshots"} <= set(keywords)
 assert "Record a training function" in pydoc.render_doc(record)
 assert pickle.loads(pickle.dumps(record)) is record
 

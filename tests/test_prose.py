@@ -154,6 +154,8 @@ OTHER = files(
     "pyproject.toml",
     ".pre-commit-config.yaml",
     ".github/**/*.yml",
+    "docs/*.toml",
+    "docs/theme/*.*",
     "scripts/*.sh",
     "src/**/*.[ct]*",
     "tests/**/*.c",

@@ -17,10 +17,9 @@ import sonde
 from sonde.cli.main import app
 from sonde.config import RecordingSettings, RecordSettings, SettingKeywords, Settings, WriterSettings
 from sonde.session import keywords
-from sonde.session.keywords import DEFAULTS, RunKeywords, WatchKeywords, WatchRunKeywords
+from sonde.session.keywords import DEFAULTS, IN_PYTHON_ONLY, RunKeywords, WatchKeywords, WatchRunKeywords
 from sonde.session.null import NullSession
 from sonde.session.ranks.other_rank import RankSession
-from sonde.session.written_keywords import IN_PYTHON_ONLY
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as EnvSyntaxError
 
@@ -103,6 +104,17 @@ class RecordSettings(BaseModel):
             return yaml.safe_load(value)
         except yaml.YAMLError:  # a glob such as "*.weight" or "!head.*" is not YAML
             return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Text and maps are read when a run starts, by what knows schedules and snapshots."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and info.field_name in ("sites", "mirror"):
+            raise PydanticCustomError("text", "it should be a name or a list of names")
+        if is_number and value < 1:
+            raise PydanticCustomError("schedule", "it should be every(10), first(100), true, false or at least 1")
+        return value
 
 
 class RecordingSettings(TypedDict, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import sonde
+from sonde.errors import UsageError
 from sonde.session import run_script
 
 pytestmark = pytest.mark.filterwarnings(
@@ -253,13 +255,15 @@ def test_in_graph_taps_leave_a_scripted_model_alone(begin: Any, reopen: Any) -> 
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_of_any_kind_is_analysed_and_left_as_it_was(kind: str) -> None:
+def test_a_model_of_any_kind_is_analysed_or_refused_and_left_as_it_was(kind: str) -> None:
     from sonde.flow import FlowAnalyzer
 
     model = MADE[kind]()
     before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
-    report = FlowAnalyzer(model).analyze(torch.randn(BATCH, 4), loss_fn=lambda out, *_: out.square().mean())
-    assert report.layers
+    hides_gradients = kind in SCRIPTED
+    with pytest.raises(UsageError, match="TorchScript, which hides") if hides_gradients else nullcontext():
+        report = FlowAnalyzer(model).analyze(torch.randn(BATCH, 4), loss_fn=lambda out, *_: out.square().mean())
+        assert report.layers
     pairs = zip(before, (*model.parameters(), *model.buffers()), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypedDict, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
-from sonde.config import SettingKeywords, Settings
-from sonde.errors import UnknownNameError
-from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, When
+from sonde.config import RecordSettings, SettingKeywords, Settings
+from sonde.errors import UnknownNameError, UsageError
+from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, When, parse_schedule
 from sonde.probe.select import Sites
 from sonde.schema.old_names import REMOVED_SETTINGS
 from sonde.schema.old_names import SETTINGS as RENAMED_SETTINGS
+from sonde.session.snapshot_plan import Snapshots
 
 if TYPE_CHECKING:
     from torch.nn.modules.loss import _Loss
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from sonde.session.observers.delivery import Sink
     from sonde.session.observers.mirror import Mirror
-    from sonde.session.snapshot_plan import Snapshots
 
 OLD_SETTINGS: Final = RENAMED_SETTINGS.keys() | REMOVED_SETTINGS.keys()
 """Names of earlier versions, which are still accepted."""
@@ -152,3 +153,51 @@ def check_names(given: Iterable[str], keywords: Any, function: str) -> None:
     for name in given:
         if name not in known and not (is_run and name in OLD_SETTINGS):
             raise UnknownNameError(f"{function} keyword", name, known)
+
+
+IN_PYTHON_ONLY: Final = frozenset({"budget", "prefix", "log", "log_freq", "criterion", "idx", "log_graph"})
+"""Keywords of `watch` that `record` does not have: a setting of the same name, the name of one model of several, and
+those of `wandb.watch`."""
+_PLAIN: Final = ("sites", "mirror")
+
+
+def watch_keywords(settings: Settings) -> WatchKeywords:
+    """The setting `record` as keywords of `watch`. An invalid value raises here."""
+    found: dict[str, Any] = {}
+    for name in RecordSettings.model_fields:
+        value = getattr(settings.record, name)
+        if value is not None:
+            found[name] = value if name in _PLAIN else _parsed(name, value, f"record.{name}")
+    return cast(WatchKeywords, found)
+
+
+class HasDefaults(Protocol):
+    """A session: what it says about models that are watched without keywords."""
+
+    defaults: dict[str, Any]
+    overrides: Mapping[str, Any]
+
+
+def with_defaults(session: HasDefaults, given: Mapping[str, Any]) -> WatchKeywords:
+    """The keywords of a call of `watch`, with those of the session for what it does not say."""
+    return cast(WatchKeywords, {**session.defaults, **given, **session.overrides})
+
+
+def _parsed(name: str, value: Any, label: str) -> Any:
+    if name == "snapshots" and isinstance(value, Mapping):
+        return _snapshots(value)
+    if not isinstance(value, str) or (name == "activations" and value == "in-graph"):
+        return value
+    try:
+        return parse_schedule(value)
+    except UsageError as error:
+        raise UsageError(f"{label}: {error}") from None
+
+
+def _snapshots(given: Mapping[str, Any]) -> Snapshots:
+    known = [field.name for field in fields(Snapshots) if field.name != "probe"]
+    for name in given:
+        if name not in known:
+            raise UsageError(f'record.snapshots has no "{name}". Known: {", ".join(known)}.')
+    when = {"when": _parsed("when", given["when"], "record.snapshots.when")} if "when" in given else {}
+    return Snapshots(**{**given, **when})

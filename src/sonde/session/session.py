@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from sonde.config import Settings
 from sonde.errors import SessionError, SondeError
 from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
 from sonde.schema.mutes import MUTE, parse_mutes
 from sonde.schema.words import recording_took
-from sonde.session.keras_models import is_fitted, keras_adapter
-from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
+from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out, watch_keywords, with_defaults
+from sonde.session.model.keras_models import is_fitted, keras_adapter
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
 from sonde.session.observers.rules import Announcement, Change
@@ -29,7 +29,6 @@ from sonde.session.process.exits import exits
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.training_step import StepRecorder
-from sonde.session.written_keywords import watch_keywords
 from sonde.write.ending import leave_exit_code
 from sonde.write.folder import absolute, remove_run
 from sonde.write.ranks import RankEvents
@@ -149,14 +148,10 @@ class Session:
                 return self
             from sonde.session.plan import WatchRequest
 
-            return self._watch(WatchRequest.of(model, optimizer, self.with_defaults(keywords)))
+            return self._watch(WatchRequest.of(model, optimizer, with_defaults(self, keywords)))
         except SondeError:
             self._is_refused = True
             raise
-
-    def with_defaults(self, given: Mapping[str, Any]) -> WatchKeywords:
-        """The keywords of a call, with those of this session for what it does not say."""
-        return cast(WatchKeywords, {**self.defaults, **given, **self.overrides})
 
     def _watch(self, request: WatchRequest) -> Session:
         began_s = time.perf_counter()

@@ -377,17 +377,18 @@ class StepRecorder:
         self.data = DataInspection(self.recording, self.threads)
         self.document = ModelDocument(self.recording.writer)
         self.optimizer_names = OptimizerNames()
-        self.hooks = OptimizerHooks(
+        hooks = OptimizerHooks(
             failed,
             on_begin=self._optimizer_begins,
             on_end=self._optimizer_ended,
             on_unseen=self._optimizer_unseen,
             timed=lambda: self.training.governing.meter.span(""),
         )
-        self.rest = self.hooks.counter = Rest(self)
+        self.rest = hooks.counter = Rest(self)
         self.snapshots.asks.on_put = self.rest.disturb
         self.recording.at_beat.append(self._report_rest)
-        self.recording.at_finish += [ScalerTap(self.hooks.skip, failed).detach, self.data.detach]
+        self.recording.at_finish += [ScalerTap(hooks.skip, failed).detach, self.data.detach]
+        self.hooks = hooks  # last: other threads take it as a sign that the rest is there
 
     def _report_rest(self) -> None:
         """Called on the writer thread: steps that are only counted are not reported one by one."""

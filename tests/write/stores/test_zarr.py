@@ -195,7 +195,7 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         open_store("zarr", tmp_path, {"chunks": 3})
     with pytest.raises(UsageError, match=r'no option "compresion"\. Did you mean "compression"'):
         open_store("zarr", tmp_path, {"compresion": "zstd"})
-    with pytest.raises(UsageError, match="Known: branch, close_s, compression, keep_local,"):
+    with pytest.raises(UsageError, match="Known: branch, chunk_mib, close_s, compression, keep_local,"):
         open_store("icechunk", tmp_path, {"keep": True})
     with pytest.raises(UnknownNameError, match=r"Known: az://…, gs://…, icechunk, memory, s3://…, zarr\."):
         open_store("cloud", tmp_path)

@@ -31,7 +31,7 @@ from sonde.adapters.keras.snapshots import KINDS
 from sonde.probe.schedule import When, as_schedule, every, first
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
-from sonde.session.keywords import RunKeywords, spelled_out
+from sonde.session.keywords import RunKeywords, spelled_out, with_defaults
 from sonde.session.snapshot_plan import Snapshots
 from sonde.session.snapshots.external import check_plan
 from sonde.write.tensors.store import check_store
@@ -78,7 +78,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _asked(self, session: Session) -> dict[str, Any]:
         """The keywords of this callback; for what it does not say, those of the session."""
-        asked = session.with_defaults(self._given)
+        asked = with_defaults(session, self._given)
         return _checked({name: value for name, value in asked.items() if name in _DEFAULTS})
 
     @property

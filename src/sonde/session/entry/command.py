@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sonde.config import SettingKeywords, Settings
-from sonde.session.written_keywords import watch_keywords
+from sonde.session.keywords import watch_keywords
 from sonde.write.folder import absolute, check_place
 
 _FACTS: Final = ("name", "tags", "notes")

@@ -14,7 +14,6 @@ from sonde.errors import RunNotFoundError, SessionError
 from sonde.schema.records import to_json
 from sonde.session.entry.command import CommandLine, Described
 from sonde.session.entry.description import as_config, as_tags, as_text
-from sonde.session.keras_models import is_fitted, keras_adapter
 from sonde.session.keywords import (
     Optimizers,
     Resume,
@@ -25,11 +24,12 @@ from sonde.session.keywords import (
     check_names,
     run_part,
     spelled_out,
+    watch_keywords,
 )
+from sonde.session.model.keras_models import is_fitted, keras_adapter
 from sonde.session.null import NullSession
 from sonde.session.process.ending import shown
 from sonde.session.session import Session
-from sonde.session.written_keywords import watch_keywords
 from sonde.write.folder import absolute, create_run, find_resumable
 from sonde.write.ranks import announce, rank, world_size
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from sonde.errors import NotAModelError
 from sonde.session.entry import current
-from sonde.session.keras_models import is_keras, keras_adapter
 from sonde.session.keywords import (
     OLD_SETTINGS,
     RunKeywords,
@@ -19,6 +18,7 @@ from sonde.session.keywords import (
     check_names,
     spelled_out,
 )
+from sonde.session.model.keras_models import is_keras, keras_adapter
 from sonde.session.null import NullSession
 from sonde.session.session import Session
 

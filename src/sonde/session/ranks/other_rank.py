@@ -27,7 +27,7 @@ from sonde.probe.optimizer.scaler import ScalerTap
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
-from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
+from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out, watch_keywords
 from sonde.session.null import NullSession
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import check_model, check_optimizers
@@ -36,7 +36,6 @@ from sonde.session.ranks.shards import StartSession, begin_shards, records_shard
 from sonde.session.recording import Breaker
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
-from sonde.session.written_keywords import watch_keywords
 from sonde.write.ranks import RankLog, Start, find_announced, rank
 from sonde.write.thread_time import note_thread_time
 
