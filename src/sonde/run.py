@@ -697,7 +697,7 @@ class Run:
         pattern: str | Sequence[str],
         *,
         steps: Steps = None,
-        style: Literal["auto", "lines", "heatmap"] = "auto",
+        style: Literal["auto", "lines", "heatmap", "evolution", "spectra"] = "auto",
         log: bool | None = None,
         title: str | None = None,
         size: tuple[float, float] | str | None = None,
@@ -705,6 +705,7 @@ class Run:
         """Plot series (`grad/*/rms`) or scalars (`loss`) with matplotlib: lines for a few series, otherwise a heatmap.
 
             run.plot("grad/*/rms").savefig("gradients.svg")
+            run.plot("param/0.weight", style="evolution")  # of whole tensors over snapshots; also "spectra"
 
         `size` is in inches, also as "6.4x3.2". Examples: docs/report.md.
         """

@@ -41,6 +41,8 @@ def test_nothing_is_overwritten_unasked(make_run: Any, sonde: Any) -> None:
         (("lss",), 'Did you mean "loss"'),
         (("loss", "--size", "big"), "6.4x3.2"),
         (("loss", "--style", "pie"), "heatmap"),
+        (("param/0.weight", "--style", "evolution"), "the run has no snapshots. Take some:"),
+        (("param/0.weight", "--style", "spectra"), "the run has no snapshots. Take some:"),
     ],
 )
 def test_mistakes_are_answered_and_leave_no_file(make_run: Any, sonde: Any, arguments: Any, said: str) -> None:

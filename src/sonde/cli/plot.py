@@ -20,13 +20,18 @@ ENDINGS: Final = ("png", "svg", "pdf")
 def plot(
     run: RunName,
     pattern: Annotated[
-        list[str], typer.Argument(metavar="PATTERN", help="Series or scalars to plot, e.g. grad/*/rms, loss or val/*.")
+        list[str],
+        typer.Argument(metavar="PATTERN", help="Series, scalars or tensors, e.g. grad/*/rms, loss, param/0.weight."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write: .png, .svg or .pdf. Default: RUN-PATTERN.png.")
     ] = None,
     style: Annotated[
-        str, typer.Option("--style", help="lines, heatmap, or auto (lines for a few series, otherwise a heatmap).")
+        str,
+        typer.Option(
+            "--style",
+            help="lines, heatmap, auto (lines for a few series, otherwise a heatmap), evolution or spectra.",
+        ),
     ] = "auto",
     log: Annotated[
         bool | None,
@@ -43,11 +48,16 @@ def plot(
 ) -> None:
     """Plot series of a run with matplotlib. Many sites become a heatmap; non-finite values are marked.
 
+    Two styles show whole tensors over the snapshots of a run: evolution draws the norm, the distance from the first
+    snapshot, the cosine to it and quantiles of the values; spectra draws the singular values at each snapshot.
+
     \b
     Examples:
       sonde plot latest loss -o loss.svg
       sonde plot latest "grad/*/rms" -o gradients.png
       sonde plot latest loss val/loss --log --steps 100:
+      sonde plot latest param/0.weight --style evolution
+      sonde plot latest param/0.weight --style spectra --steps 0:1000:100
     """
     from sonde.show.export.atomic import replacing
     from sonde.show.plot.figure import plot as draw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -11,21 +11,20 @@ from sonde.errors import UnknownNameError, UsageError
 from sonde.run import Run, Steps
 from sonde.schema.names import matches
 from sonde.schema.old_names import current_stat
-from sonde.show.plot.axes import short_names, spans_decades
-from sonde.show.plot.series import Series, is_stat, read_series
-from sonde.show.plot.style import MISSING, ODD, RC, colour, dash, label, require_matplotlib
+from sonde.show.plot.axes import spans_decades
+from sonde.show.plot.lines import MAX_LINES, SIZE, draw_lines, new_figure
+from sonde.show.plot.series import is_stat, read_series
+from sonde.show.plot.style import MISSING, ODD, RC, label, require_matplotlib
+from sonde.show.plot.tensors import draw_evolution, draw_spectra
 from sonde.show.pooled import Pooled, pool
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Style = Literal["auto", "lines", "heatmap"]
-STYLES: Final[tuple[Style, ...]] = ("auto", "lines", "heatmap")
+Style = Literal["auto", "lines", "heatmap", "evolution", "spectra"]
+STYLES: Final[tuple[Style, ...]] = get_args(Style)
 Size = tuple[float, float] | str | None
-MAX_LINES: Final = 12
-"""Maximum number of lines that can be distinguished."""
-SIZE: Final = (6.4, 3.2)
 COLUMNS: Final = 600
 MAX_LABELS: Final = 40
 MAX_NAME: Final = 36
@@ -49,6 +48,9 @@ def plot(
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
         raise UsageError('nothing to plot. Give a pattern, e.g.  run.plot("grad/*/rms")  or  run.plot("loss")')
+    if style in ("evolution", "spectra"):
+        draw = draw_evolution if style == "evolution" else draw_spectra
+        return draw(run, patterns, steps, log, _title(run) if title is None else title, size)
     if style == "heatmap" or (style == "auto" and _are_many(run, patterns)):
         return _heatmap(run, patterns, steps, log, title, size)
     return _lines(run, patterns, steps, log, title, size)
@@ -112,54 +114,6 @@ def _heatmap(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, ti
 
 def _title(run: Run) -> str:
     return label(f"{run.project}/{run.name}", 80)
-
-
-def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
-    from sonde.show.plot.picture import Picture
-
-    figure = Picture(figsize=size, layout="constrained")
-    return figure, figure.subplots()
-
-
-def draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> None:
-    """Draw all series in one pair of axes."""
-    names, shared = short_names([one.name for one in series])
-    is_log = spans_decades(one.values for one in series) if log is None else log
-    for number, (name, one) in enumerate(zip(names, series, strict=True)):
-        values = np.where(np.isfinite(one.values), one.values, np.nan)
-        if is_log:
-            values = np.where(values > 0, values, np.nan)
-        is_point = np.isfinite(values).sum() == 1
-        axes.plot(
-            one.steps, values, color=colour(number), linestyle=dash(number), label=name, marker="." if is_point else ""
-        )
-    if is_log:
-        axes.set_yscale("log")
-    _mark_odd(axes, series)
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # steps are integers
-    axes.set_xlabel("step")
-    axes.set_ylabel(shared)
-    axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if len(series) > 1 or any(len(one.odd_steps) for one in series):
-        axes.legend(loc="best", ncols=1 if len(series) <= 8 else 2)
-
-
-def _mark_odd(axes: Axes, series: Sequence[Series]) -> None:
-    odd = np.unique(np.concatenate([np.empty(0, np.int64), *(one.odd_steps for one in series)]))
-    if len(odd):
-        # On the axis itself, regardless of the scale: a cross among the data would look like a value.
-        axes.plot(
-            odd,
-            np.zeros(len(odd)),
-            linestyle="none",
-            marker="x",
-            markersize=4,
-            color=ODD,
-            label="non-finite",
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-        )
 
 
 def _draw_heat(figure: Figure, axes: Axes, pooled: Pooled, quantity: str, *, log: bool | None) -> None:

@@ -9,12 +9,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.errors import UsageError
+from sonde.errors import UnknownNameError, UsageError
 from sonde.run import Run
-from sonde.schema.names import matches
+from sonde.schema.names import KINDS, matches
 
 POINTS: Final = 1500
 """Number of buckets of a line, of which minimum and maximum are drawn: more than a page has dots."""
+_OF_TENSORS: Final = "Whole tensors, like param/0.weight, need the style evolution or spectra."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ def read_series(run: Run, patterns: Sequence[str], steps: Any) -> list[Series]:
     if not found:
         raise UsageError(
             f"nothing in {run.project}/{run.name} matches {', '.join(patterns)}. `run.sites()` lists the sites for "
-            'patterns like "grad/*/rms", and `run.scalars()` the logged numbers.'
+            'patterns like "grad/*/rms", and `run.scalars()` the logged numbers. '
+            f"{_OF_TENSORS}"
         )
     return list(found.values())
 
@@ -58,7 +60,12 @@ def _stats(run: Run, pattern: str, steps: Any) -> list[Series]:
 
 
 def _scalars(run: Run, pattern: str, steps: Any) -> list[Series]:
-    found = run.scalar_lines(pattern, steps=steps, points=POINTS)
+    try:
+        found = run.scalar_lines(pattern, steps=steps, points=POINTS)
+    except UnknownNameError as error:
+        if pattern.partition("/")[0] not in KINDS:
+            raise
+        raise UsageError(f"{error} {_OF_TENSORS}") from None
     return [_series(name, column, None) for name, column in found.items()]
 
 

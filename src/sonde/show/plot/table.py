@@ -10,7 +10,7 @@ from sonde.errors import UsageError
 from sonde.run import Table
 from sonde.schema.thinning import min_max
 from sonde.show.long_table import LongTable
-from sonde.show.plot.figure import MAX_LINES, SIZE, draw_lines, new_figure
+from sonde.show.plot.lines import MAX_LINES, SIZE, draw_lines, new_figure
 from sonde.show.plot.series import POINTS, Series
 from sonde.show.plot.style import RC, label, require_matplotlib
 

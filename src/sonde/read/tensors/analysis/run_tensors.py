@@ -164,7 +164,7 @@ class RunTensors:
         pattern: Pattern = "param/*",
         *,
         steps: Steps = None,
-        k: int = 8,
+        k: int | None = 8,
         exact: bool | None = None,
         seed: int = 0,
         cluster: Any = None,
@@ -172,6 +172,7 @@ class RunTensors:
         """Singular values of matrices (convolutions by output channel): the k largest, ranks, and the tail exponent.
 
         Exact up to a smaller side of 1,024; larger ones randomised, without effective rank and alpha, unless `exact`.
+        `k=None` returns all exact singular values, and the 64 largest of a randomised matrix.
         """
         place = self.place()
         found = track(store_at(place), pattern, steps)

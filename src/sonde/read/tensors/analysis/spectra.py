@@ -18,6 +18,8 @@ EXACT_UP_TO: Final = 1024
 OVERSAMPLE: Final = 10
 POWER_ITERATIONS: Final = 4
 MIN_TAIL: Final = 10
+LARGEST: Final = 64
+"""Number of singular values of a large matrix if no number is requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def as_matrix(tensor: NDArray[Any]) -> Array | None:
     return matrix if np.isfinite(matrix).all() else None
 
 
-def spectrum(matrix: Array, k: int = 8, *, exact: bool | None = None, seed: int = 0) -> Spectrum:
-    """All singular values of a small matrix, the k largest of a large one (`exact` computes all).
+def spectrum(matrix: Array, k: int | None = 8, *, exact: bool | None = None, seed: int = 0) -> Spectrum:
+    """All singular values of a small matrix, the k largest of a large one (None: 64; `exact` computes all).
 
     Randomised range finder with power iterations (Halko, Martinsson, Tropp 2011) from a separate generator; the
     relative error of the largest values is below 1 % if the spectrum decays at all, and never an overestimate.
@@ -57,6 +59,7 @@ def spectrum(matrix: Array, k: int = 8, *, exact: bool | None = None, seed: int 
     frobenius = float(np.linalg.norm(matrix))
     if min(matrix.shape) <= EXACT_UP_TO if exact is None else exact:
         return Spectrum(_singular_values(matrix), frobenius, is_complete=True)
+    k = LARGEST if k is None else k
     width = min(k + OVERSAMPLE, *matrix.shape)
     basis = np.linalg.qr(matrix @ np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))[0]
     for _ in range(POWER_ITERATIONS):
@@ -121,7 +124,9 @@ def power_law(found: Spectrum) -> PowerLaw | None:
     return best
 
 
-def spectrum_row(tensor: NDArray[Any], k: int = 8, *, exact: bool | None = None, seed: int = 0) -> dict[str, Any]:
+def spectrum_row(
+    tensor: NDArray[Any], k: int | None = 8, *, exact: bool | None = None, seed: int = 0
+) -> dict[str, Any]:
     """All numbers about one tensor's spectrum; None for those that do not exist or were not computed."""
     matrix = as_matrix(tensor)
     if matrix is None:

@@ -27,7 +27,7 @@ def gram_block(place: BlockRef, tracked: Tracked, rows: Rows) -> Array:
     return gram([read_block(place, step, tracked.name, rows) for step in tracked.steps])
 
 
-def spectrum_at(place: BlockRef, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
+def spectrum_at(place: BlockRef, name: str, step: int, k: int | None, exact: bool | None, seed: int) -> dict[str, Any]:
     return spectrum_row(store_at(place).read(step, name), k, exact=exact, seed=seed)
 
 
