@@ -262,3 +262,15 @@ def test_sys_exit_is_put_back_when_the_last_session_ends(tmp_path: Path) -> None
     assert caught.value.code == 3
     one.finish()
     assert sys.exit is before
+
+
+def test_sys_exit_works_when_another_library_wraps_it_during_one_session_and_a_second_session_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As wandb does, whose wrapper stays when our session ends: it calls ours, which must not call it."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    with sonde.init(dir=tmp_path, verbose=False):
+        ours = sys.exit
+        sys.exit = lambda status=None, /: ours(status)  # type: ignore[assignment]
+    with sonde.init(dir=tmp_path, verbose=False), pytest.raises(SystemExit, match="3"):
+        sys.exit(3)

@@ -21,6 +21,7 @@ WRAPPERS = {
     ("guards.py", "run"),
     ("guards.py", "__exit__"),
     ("clip.py", "clip"),
+    ("scaler.py", "step"),
     ("functions.py", "cross_entropy"),
     ("functions.py", "call"),
     ("functions.py", "backward"),

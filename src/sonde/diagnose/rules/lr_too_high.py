@@ -85,7 +85,7 @@ def _is_harmed(loss: Learned, first_move: float) -> bool:
     if loss.has_diverged:
         return False
     jump = _highest(loss, 1, EARLY + 1) / loss.first
-    if jump > THROWN:
+    if jump > THROWN and np.isfinite(loss.values[1 : EARLY + 1]).all():
         return True
     later = _highest(loss, len(loss.values) // 4, None) / loss.unit
     if later > FLUNG and loss.left > LEARNED:

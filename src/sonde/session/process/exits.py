@@ -35,13 +35,14 @@ class Exits:
         self._num_sessions += 1
         if self._num_sessions > 1:
             return
-        self._code, self._main, self._theirs = _NONE, _outermost_frame(), sys.exit
+        self._code, self._main = _NONE, _outermost_frame()
+        theirs = self._theirs = sys.exit  # a local: our function may outlive this session, and `_theirs` changes
 
         @functools.wraps(sys.exit)
         def exit(status: Any = None, /) -> NoReturn:
             if threading.current_thread() is threading.main_thread():  # another thread ends only itself
                 self._code = status
-            self._theirs(status)
+            theirs(status)
             raise SystemExit(status)
 
         self._ours = sys.exit = exit
