@@ -94,7 +94,7 @@ def test_empty_folder_explains_how_to_record_a_run(
     with serve(tmp_path) as server:
         page = open_page(server.at("/"))
         expect(page.get_by_text("No runs yet")).to_be_visible()
-        expect(page.get_by_text("session.watch")).to_be_visible()
+        expect(page.get_by_text("sonde.watch")).to_be_visible()
         page.close()
 
 
