@@ -122,7 +122,7 @@ class _Collector:
     def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         if tensor.grad_fn is not None:
             self.outputs.append((place.name, tensor.grad_fn))
-            self.units.makers.setdefault(tensor.grad_fn, place.name)
+            self.units.producers.setdefault(tensor.grad_fn, place.name)
         if not suffix:
             self.reducer.add(2 * self.stops[place].order, tensor)
 
@@ -230,7 +230,7 @@ def run_pass(
         }
         graph = read_graph(loss, collector.outputs, units.detached, shapes)
         collector.outputs.clear()
-        units.makers.clear()
+        units.producers.clear()
         units.detached.clear()
         _backward(loss, model, everywhere=everywhere or collector.is_reentrant or _wants_grad(x))
     finally:

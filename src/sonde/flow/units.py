@@ -31,7 +31,7 @@ class UnitWatch:
     """The calls of interest."""
 
     def __init__(self) -> None:
-        self.makers: dict[Any, str] = {}
+        self.producers: dict[Any, str] = {}
         """The module that computed a tensor, by the tensor's node."""
         self.detached: list[Any] = []
         """The nodes of tensors that were detached."""
@@ -63,7 +63,7 @@ class UnitWatch:
 
     def _call(self, given: Any) -> _Call | None:
         """Named after the layer whose output is rectified."""
-        name = self.makers.get(getattr(given, "grad_fn", None))
+        name = self.producers.get(getattr(given, "grad_fn", None))
         return _Call(f"after {name}") if name is not None else None
 
     def _rectified(self, name: str, call: _Call | None, out: Any) -> None:
