@@ -142,10 +142,12 @@ def test_rules_and_stores_of_other_packages_are_found(tmp_path: Path) -> None:
     assert "level" in lines[1]
 
 
-def test_a_store_of_a_program_is_added_by_name(tmp_path: Path) -> None:
+def test_a_store_of_a_program_is_added_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sonde.errors import UnknownNameError, UsageError
     from sonde.write import add_store, open_store
+    from sonde.write.tensors import store
 
+    monkeypatch.setattr(store, "_added", {})  # other tests do not see it
     with pytest.raises(UnknownNameError, match="mine_only"):
         open_store("mine_only", tmp_path)
     add_store("mine_only", lambda run: open_store("memory", run))

@@ -114,6 +114,8 @@ class NonFiniteWatch:
         first."""
         self._num_held_bytes = 0
         self._thread = 0
+        self._pass_in = 0
+        """The thread that runs a pass, or 0."""
         self._unsure: tuple[list[Seen], Checked] | None = None
         """The last pass, if its outputs were read in part and the loss may show more."""
         self._newest: Checked | None = None
@@ -135,6 +137,12 @@ class NonFiniteWatch:
         """Called when the model is called. Notes of a pass that was not completed, or of separate parts, end here."""
         if self._open:
             self._check(step)
+        self._pass_in = threading.get_ident()
+
+    def _end(self, step: int) -> None:
+        """Called when a step ends: so do its notes, but not those of a pass that another thread is running."""
+        if self._open and self._pass_in in (0, threading.get_ident()):
+            self._check(step)
 
     def called(self, place: ModuleRef, is_leaf: bool, args: Any, output: Any, step: int) -> None:
         """Called when a module ran in a training forward pass."""
@@ -155,6 +163,7 @@ class NonFiniteWatch:
         places = [self._note(place, is_leaf, "output", tensor, known) for tensor in outputs]
         if is_root:
             self._check(step, [at for at in places if at is not None], is_whole=True)
+            self._pass_in = 0
             if self._num_looks >= MAX_HELD:
                 self._hand_over(step)
 
@@ -234,7 +243,10 @@ class NonFiniteWatch:
     ) -> None:
         """Have everything read that was noted, if it is needed, and forget the notes."""
         seen, self._open = self._open, []
-        implied, self._implied = self._implied, []
+        # Another thread may call the model while this pass returns, and end some of its notes: their places are gone.
+        num = len(seen)
+        outputs = [at for at in outputs if at < num]
+        implied, self._implied = [pair for pair in self._implied if max(pair) < num], []
         self._noted.clear()
         self._num_held_bytes, self._newest, self._unsure = 0, None, None
         if seen and self._num_events < MAX_EVENTS:
@@ -243,7 +255,7 @@ class NonFiniteWatch:
             found = scan(tensors, last, [at for at, one in enumerate(seen) if one[2] == "output"], step)
             is_unsure = any(_is_read_in_part(tensors[at]) for at in outputs) and not losses
             if found is not None or is_unsure:
-                looks = [self._look(one, tensors[at], at in outputs) for at, one in enumerate(seen)]
+                looks = [self._look(one, tensors[at], at in outputs, at) for at, one in enumerate(seen)]
                 checked = Checked(looks, [] if found is None else [found], implied)
                 self._unsure = (seen, checked) if is_unsure and not _has_number(tensors, outputs) else None
                 if found is not None:
@@ -252,14 +264,14 @@ class NonFiniteWatch:
         self._num_looks += len(seen)
         self._micro_batch += is_whole
 
-    def _look(self, seen: Seen, tensor: Tensor | None, is_root: bool) -> Look:
-        place, is_leaf, role, _, _, inputs = seen
-        is_known = tensor is not None
+    def _look(self, seen: Seen, tensor: Tensor | None, is_root: bool, at: int) -> Look:
+        place, is_leaf, role, _, _, known = seen
+        is_known, inputs = tensor is not None, tuple([one for one in known if one < at])
         return Look(place.name, role, self._micro_batch, is_leaf, is_root, place.module_type, is_known, inputs)
 
     def cut(self, step: int) -> Looks | None:
         """The checks since the last cut, removed from the step."""
-        self.begin(step)
+        self._end(step)
         num_micro_batches, self._micro_batch = self._micro_batch, 0
         done, self._done = self._done, []
         self._num_looks = 0
@@ -276,7 +288,7 @@ class NonFiniteWatch:
 
     def emit(self, step: int) -> None:
         """Called when the step is over."""
-        self.begin(step)
+        self._end(step)
         self._hand_over(step)
         self._micro_batch = self._num_dropped = 0
         self._newest = self._unsure = None
