@@ -460,12 +460,19 @@ def test_a_request_file_is_answered(begin: Any) -> None:
     session.watch(trained.model, trained.optimizer, snapshots=plan(when=False))
     folder = session.path / "requests"
     folder.mkdir()
-    (folder / "00000000aa.json").write_text('{"what": "snapshot", "kinds": ["param"]}')
-    (folder / "00000000bb.json").write_text('{"what": "snapshot", "kinds": ["parm"]}')
-    (folder / "00000000cc.json").write_text("not json")
-    (folder / "00000000dd.json").write_text('{"what": "reboot"}')
+    requests = {
+        "00000000aa": '{"what": "snapshot", "kinds": ["param"]}',
+        "00000000bb": '{"what": "snapshot", "kinds": ["parm"]}',
+        "00000000cc": "not json",
+        "00000000dd": '{"what": "reboot"}',
+    }
+    for name, text in requests.items():  # whole or not at all, as `sonde snapshot` writes them
+        (folder / f"{name}.part").write_text(text)
+        (folder / f"{name}.part").rename(folder / f"{name}.json")
     answers: dict[str, Any] = {}
+    end = time.monotonic() + 60
     while answers.get("00000000aa", {}).get("state") != "taken":
+        assert time.monotonic() < end, answers
         trained.step()
         session.flush(10)
         answers = {p.name.partition(".")[0]: json.loads(p.read_text()) for p in folder.glob("*.answer.json")}
